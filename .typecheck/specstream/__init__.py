@@ -1,0 +1,1 @@
+../../specstream/__init__.py

@@ -1,0 +1,1 @@
+../../specstream/__main__.py

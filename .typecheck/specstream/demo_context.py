@@ -1,0 +1,1 @@
+../../specstream/demo_context.py

@@ -1,0 +1,1 @@
+../../specstream/demo_display.py

@@ -1,0 +1,1 @@
+../../specstream/engine.py

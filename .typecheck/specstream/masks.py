@@ -1,0 +1,1 @@
+../../specstream/masks.py

@@ -1,0 +1,1 @@
+../../specstream/speculate.py
