@@ -1,0 +1,178 @@
+"""Cut model -> round graph: every attention becomes append, local part, one fetch and attend a group, merge."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from specstream.graph import PartitionedModel
+from specstream.round_graph import Content, Region, RoundGraph, Task, TaskKind
+from specstream.round_spec import ChunkRun, RoundSpec, SeatSpec
+
+
+@dataclass(frozen=True)
+class ExpandFetches:
+    """Lists the tasks of one round in an order that would be right if they ran one after the other.
+
+    Fetches are listed just before the attend that needs them; how early they really start is left to
+    `assign_lanes`, within what the ring slots allow.
+    """
+
+    spec: RoundSpec
+    draft_weight_bytes: int = 0
+    """What one draft step reads from device memory, for its cost."""
+    name: str = "expand_fetches"
+
+    def run(self, ir: PartitionedModel) -> RoundGraph:
+        return RoundGraph.from_program(self.spec, self._tasks(ir))
+
+    def check(self, ir: RoundGraph) -> None:
+        """Every layer attends to every streamed chunk exactly once."""
+        expected = [(layer, run) for layer in range(self.spec.num_layers) for run in self.spec.groups]
+        attended = [(t.layer, t.run) for t in ir.tasks if t.kind is TaskKind.ATTEND]
+        if attended != expected:
+            raise ValueError(f"attended groups {attended} are not the streamed ones {expected}")
+
+    def _tasks(self, model: PartitionedModel) -> Iterator[Task]:
+        spec = self.spec
+        fetch_index, issued_before = 0, len(spec.entry)
+        for layer, site in enumerate(model.sites):
+            yield self._piece(model, layer)
+            operands = (_value(site.query), _value(site.key), _value(site.value))
+            written = [_device(layer, seat, chunk) for seat in spec.seats for chunk in _appended(seat)]
+            yield Task(
+                f"append/{layer}",
+                TaskKind.APPEND,
+                reads=operands[1:],
+                writes=tuple(c.region for c in written),
+                leaves=tuple(written),
+                layer=layer,
+            )
+            for seat in spec.seats:
+                if seat.offload:
+                    yield self._offload(layer, seat)
+            local = [_device(layer, seat, chunk) for seat in spec.seats for chunk in _on_device(seat)]
+            yield Task(
+                f"local/{layer}",
+                TaskKind.LOCAL,
+                reads=(operands[0], *(c.region for c in local)),
+                writes=(Region("state"),),
+                expects=tuple(local),
+                layer=layer,
+                memory_bytes=len(local) * spec.bytes_per_chunk,
+            )
+            for group, run in enumerate(spec.groups):
+                phase = "before" if fetch_index < issued_before else "now"
+                yield self._fetch(f"fetch/{layer}/{group}", layer, run, fetch_index % spec.staging_slots, phase)
+                yield self._attend(layer, group, run, fetch_index % spec.staging_slots, operands[0])
+                fetch_index += 1
+            yield Task(
+                f"merge/{layer}",
+                TaskKind.MERGE,
+                reads=(Region("state"),),
+                writes=(_value(site.out),),
+                layer=layer,
+            )
+        yield self._piece(model, spec.num_layers)
+        for index, (layer, run) in enumerate(spec.exit):
+            slot = (fetch_index + index) % spec.staging_slots
+            yield self._fetch(f"ahead/{layer}/{index % len(spec.next_groups)}", layer, run, slot, "ahead")
+        yield Task(
+            "accept",
+            TaskKind.ACCEPT,
+            reads=(_value(model.output), Region("candidates")),
+            writes=(Region("outcome"),),
+        )
+        for step in range(spec.draft_steps):
+            yield Task(
+                f"draft/{step}",
+                TaskKind.DRAFT,
+                reads=(Region("outcome"), Region("draft_kv"), Region("candidates")),
+                writes=(Region("draft_kv"), Region("candidates")),
+                step=step,
+                memory_bytes=self.draft_weight_bytes,
+            )
+
+    def _piece(self, model: PartitionedModel, index: int) -> Task:
+        piece = model.pieces[index]
+        return Task(
+            f"piece/{index}",
+            TaskKind.PIECE,
+            reads=tuple(map(_value, piece.inputs)),
+            writes=tuple(map(_value, piece.outputs)),
+            layer=index,
+            memory_bytes=piece.weight_bytes,
+        )
+
+    def _offload(self, layer: int, seat: SeatSpec) -> Task:
+        run = seat.offloaded
+        source = [_device(layer, seat, chunk) for chunk in range(run.start, run.stop)]
+        host = _host(layer, run)
+        return Task(
+            f"offload/{layer}/{seat.seat}",
+            TaskKind.OFFLOAD,
+            reads=tuple(c.region for c in source),
+            writes=(Region(f"host/{layer}/{run.seat}", run.start, run.stop),),
+            expects=tuple(source),
+            leaves=host,
+            layer=layer,
+            run=run,
+            link_bytes=run.count * self.spec.bytes_per_chunk,
+        )
+
+    def _fetch(self, name: str, layer: int, run: ChunkRun, slot: int, phase: str) -> Task:
+        return Task(
+            name,
+            TaskKind.FETCH,
+            reads=(Region(f"host/{layer}/{run.seat}", run.start, run.stop),),
+            writes=(Region("slot", slot, slot + 1),),
+            expects=_host(layer, run),
+            leaves=(_staged(layer, run, slot),),
+            layer=layer,
+            run=run,
+            slot=slot,
+            phase=phase,
+            link_bytes=run.count * self.spec.bytes_per_chunk,
+        )
+
+    def _attend(self, layer: int, group: int, run: ChunkRun, slot: int, query: Region) -> Task:
+        staged = _staged(layer, run, slot)
+        return Task(
+            f"attend/{layer}/{group}",
+            TaskKind.ATTEND,
+            reads=(query, staged.region, Region("state")),
+            writes=(Region("state"),),
+            expects=(staged,),
+            layer=layer,
+            run=run,
+            slot=slot,
+            memory_bytes=run.count * self.spec.bytes_per_chunk,
+        )
+
+
+def _value(name: str) -> Region:
+    return Region(f"value/{name}")
+
+
+def _device(layer: int, seat: SeatSpec, chunk: int) -> Content:
+    slot = seat.device_slot(chunk)
+    return Content(Region(f"device/{layer}/{seat.seat}", slot, slot + 1), f"chunk {chunk}")
+
+
+def _host(layer: int, run: ChunkRun) -> tuple[Content, ...]:
+    buffer = f"host/{layer}/{run.seat}"
+    return tuple(Content(Region(buffer, c, c + 1), f"chunk {c}") for c in range(run.start, run.stop))
+
+
+def _staged(layer: int, run: ChunkRun, slot: int) -> Content:
+    return Content(Region("slot", slot, slot + 1), f"layer {layer} {run}")
+
+
+def _appended(seat: SeatSpec) -> range:
+    return range(seat.open, seat.open + seat.span)
+
+
+def _on_device(seat: SeatSpec) -> list[int]:
+    """Chunks the local part reads: the resident ones, and those after what is fetched, the appended included."""
+    end = seat.open + seat.span
+    return [*range(min(seat.resident, end)), *range(seat.on_host.stop, end)]

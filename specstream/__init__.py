@@ -1,0 +1,55 @@
+"""Exact long-context decoding with the KV cache in host memory: `specstream.compile(target, draft)`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from specstream.api import compile
+    from specstream.engine import Engine, RequestOutput, StepOutput
+    from specstream.errors import (
+        EngineClosed,
+        InvalidOption,
+        InvalidPlan,
+        OutOfBudget,
+        SpecStreamError,
+        UnsupportedModel,
+    )
+    from specstream.options import Options
+
+_HOMES = {
+    "compile": "api",
+    "Engine": "engine",
+    "RequestOutput": "engine",
+    "StepOutput": "engine",
+    "Options": "options",
+    "SpecStreamError": "errors",
+    "UnsupportedModel": "errors",
+    "InvalidOption": "errors",
+    "InvalidPlan": "errors",
+    "OutOfBudget": "errors",
+    "EngineClosed": "errors",
+}
+
+__all__ = [
+    "Engine",
+    "EngineClosed",
+    "InvalidOption",
+    "InvalidPlan",
+    "Options",
+    "OutOfBudget",
+    "RequestOutput",
+    "SpecStreamError",
+    "StepOutput",
+    "UnsupportedModel",
+    "compile",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Imports on first use: torch takes seconds, and the command line's help needs none of it."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'specstream' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"specstream.{_HOMES[name]}"), name)

@@ -1,0 +1,42 @@
+"""Errors a user can meet. Each says what was wrong, what is allowed, what was given and the way out."""
+
+from __future__ import annotations
+
+
+class SpecStreamError(Exception):
+    """Base of every error SpecStream raises on purpose."""
+
+
+class UnsupportedModel(SpecStreamError):
+    """The model cannot be captured exactly.
+
+    Args:
+        module: dotted name of the module at fault ("" for the model itself).
+        reason: what it does that SpecStream cannot represent exactly.
+        way_out: what the user can do about it.
+    """
+
+    def __init__(self, module: str, reason: str, way_out: str) -> None:
+        self.module, self.reason, self.way_out = module, reason, way_out
+        super().__init__(f"{module or 'the model'}: {reason}. {way_out}")
+
+
+class InvalidOption(SpecStreamError, ValueError):
+    """An option or an argument has a value that cannot be honoured."""
+
+    def __init__(self, name: str, given: object, allowed: str, way_out: str = "") -> None:
+        self.name, self.given, self.allowed, self.way_out = name, given, allowed, way_out
+        tail = f" {way_out}" if way_out else ""
+        super().__init__(f"{name}: got {given!r}; allowed: {allowed}.{tail}")
+
+
+class OutOfBudget(SpecStreamError):
+    """The memory plan does not fit; the text carries the figures and the options that would fit."""
+
+
+class InvalidPlan(SpecStreamError):
+    """A plan that `Plan.check` refuses, with the conflicting tasks in the text."""
+
+
+class EngineClosed(SpecStreamError):
+    """The engine was closed and can serve no more requests."""

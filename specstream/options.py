@@ -1,0 +1,118 @@
+"""What a user can set, with sizes in words and the checks that need no model."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, fields
+from typing import Literal
+
+from specstream.errors import InvalidOption
+
+Size = int | str
+"""Bytes as an int, or text such as "4GiB", "512 MiB", "1.5e9"; "auto" where the field says so."""
+
+_UNITS = {"": 1, "B": 1}
+_UNITS |= {f"{p}iB": 1024**i for i, p in enumerate("KMGT", start=1)}
+_UNITS |= {f"{p}B": 1000**i for i, p in enumerate("KMGT", start=1)}
+
+
+def parse_size(name: str, size: Size) -> int:
+    """Bytes of a size.
+
+    Raises:
+        InvalidOption: not a positive number of bytes.
+    """
+    if isinstance(size, str):
+        match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+(?:e[0-9]+)?)\s*([A-Za-z]*)\s*", size)
+        if match and match[2] in _UNITS:
+            size = int(float(match[1]) * _UNITS[match[2]])
+    if isinstance(size, bool) or not isinstance(size, int) or size <= 0:
+        raise InvalidOption(name, size, 'a positive number of bytes or text such as "4GiB"')
+    return size
+
+
+def format_size(size: float) -> str:
+    """Bytes for people: 1536 -> '1.50 KiB'."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(size) < 1024:
+            return f"{size:.0f} B" if unit == "B" else f"{size:.2f} {unit}"
+        size /= 1024
+    return f"{size:.2f} TiB"
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of `specstream.compile`. Every field is honoured or refused; "auto" is resolved by the memory plan.
+
+    Raises:
+        InvalidOption: a value outside what its field allows.
+    """
+
+    num_speculative_tokens: int = 4
+    """Candidates the draft proposes a round."""
+    max_model_len: int | Literal["auto"] = "auto"
+    """Longest prompt plus output, in tokens. auto: what the target's positions cover."""
+    max_num_seqs: int = 8
+    """Requests in one round, at most."""
+    max_num_batched_tokens: int = 2048
+    """Prompt tokens computed in one round, at most."""
+    gpu_kv_budget: Size | Literal["auto", "min"] = "auto"
+    """All target KV on the device: ring, tails, resident chunks. min: the least that works."""
+    host_kv_budget: Size | Literal["auto"] = "auto"
+    """Target KV in host memory. auto: most of what is free."""
+    chunk_tokens: int | Literal["auto"] = "auto"
+    """Tokens of a chunk, the unit of offload."""
+    group_chunks: int | Literal["auto"] = "auto"
+    """Chunks of a group, the unit of one fetch. auto: at most 16 groups a layer and request."""
+    staging_slots: int | Literal["auto"] = "auto"
+    """Groups in flight or being attended to at a time."""
+    draft_window: int | None = None
+    """Latest tokens a second model's attention keeps; None: all."""
+    draft_sink: int = 4
+    """First tokens it keeps beside the window."""
+    drafting: Literal["auto", "off", "sequential"] = "auto"
+    """When candidates are drafted. off is the same as draft=None."""
+    debug: bool = False
+    """Fill freed memory with NaN and prove every plan against the one before it."""
+
+    def __post_init__(self) -> None:
+        positive = {
+            "num_speculative_tokens": 128,
+            "max_num_seqs": 4096,
+            "max_num_batched_tokens": 1 << 20,
+            "max_model_len": 1 << 30,
+            "chunk_tokens": 1 << 20,
+            "group_chunks": 1 << 20,
+            "staging_slots": 1024,
+        }
+        for name, most in positive.items():
+            value = getattr(self, name)
+            auto_allowed = "auto" in str(self.__dataclass_fields__[name].type)
+            if value == "auto" and auto_allowed:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+                allowed = f"an integer from 1 to {most}" + (' or "auto"' if auto_allowed else "")
+                raise InvalidOption(name, value, allowed)
+        if self.draft_window is not None and (
+            isinstance(self.draft_window, bool) or not isinstance(self.draft_window, int) or self.draft_window < 1
+        ):
+            raise InvalidOption("draft_window", self.draft_window, "a positive integer or None (keep everything)")
+        if isinstance(self.draft_sink, bool) or not isinstance(self.draft_sink, int) or self.draft_sink < 0:
+            raise InvalidOption("draft_sink", self.draft_sink, "an integer from 0")
+        if self.drafting not in ("auto", "off", "sequential"):
+            raise InvalidOption("drafting", self.drafting, '"auto", "off" or "sequential"')
+        if self.gpu_kv_budget not in ("auto", "min"):
+            parse_size("gpu_kv_budget", self.gpu_kv_budget)
+        if self.host_kv_budget != "auto":
+            parse_size("host_kv_budget", self.host_kv_budget)
+        if not isinstance(self.debug, bool):
+            raise InvalidOption("debug", self.debug, "True or False")
+
+    @classmethod
+    def from_keywords(cls, **keywords: object) -> Options:
+        """Options from keyword arguments, with an unknown name refused by name."""
+        known = [f.name for f in fields(cls)]
+        for name in keywords:
+            if name not in known:
+                raise InvalidOption(name, keywords[name], f"no such option; the options are {', '.join(known)}")
+        return cls(**keywords)  # type: ignore[arg-type]

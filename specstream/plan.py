@@ -1,0 +1,146 @@
+"""IR level 3: the plan, an ordered list of launches, event records and waits on lanes, which executors interpret."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import asdict, dataclass
+from enum import Enum
+from functools import cached_property
+from typing import Any
+
+from specstream.errors import InvalidPlan
+from specstream.round_graph import Content, Region, Task, TaskKind
+from specstream.round_spec import ChunkRun, RoundSpec, SeatSpec
+
+
+class Lane(str, Enum):
+    """An in-order queue of work; under CUDA, a stream."""
+
+    TARGET = "target"
+    LINK = "link"
+    STORE = "store"
+    DRAFT = "draft"
+
+
+LANE_OF_KIND = {TaskKind.FETCH: Lane.LINK, TaskKind.OFFLOAD: Lane.STORE, TaskKind.DRAFT: Lane.DRAFT}
+"""Where a task runs; what is not named runs on the target lane."""
+
+
+def lane_of(task: Task) -> Lane:
+    return LANE_OF_KIND.get(task.kind, Lane.TARGET)
+
+
+class StepOp(str, Enum):
+    """What a step of a plan does."""
+
+    LAUNCH = "launch"
+    """Puts a task on its lane."""
+    RECORD = "record"
+    """Marks, on the lane, the moment the task before it is done. The event has the task's name."""
+    WAIT = "wait"
+    """Holds the lane until the event has happened."""
+    SYNC = "sync"
+    """Holds the host until the lane is empty; the round ends with these."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One instruction to a lane; `name` is a task or, for records and waits, the task whose end is meant."""
+
+    op: StepOp
+    lane: Lane
+    name: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.lane.value:<6} {self.op.value:<6} {self.name}".rstrip()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One round as executors run it.
+
+    Entry state: if `spec.warm`, the tasks with phase "before" have been launched by the round before, which called
+    them `ahead/...`, and their events carry over. Exit state: the tasks with phase "ahead", likewise.
+    """
+
+    spec: RoundSpec
+    tasks: tuple[Task, ...]
+    steps: tuple[Step, ...]
+
+    @cached_property
+    def by_name(self) -> dict[str, Task]:
+        return {task.name: task for task in self.tasks}
+
+    def check(self, following: Plan | None = None) -> None:
+        """Proves the plan correct over two rounds: this one and `following` (default: this one again, if it can).
+
+        Raises:
+            InvalidPlan: with the tasks and the region or event at fault.
+        """
+        from specstream.check import check_rounds
+
+        if following is None and self.spec.warm and self.spec.entry == self.spec.exit:
+            following = self
+        check_rounds([self] if following is None else [self, following])
+
+    def validate(self) -> None:
+        """Raises InvalidPlan unless every task is launched once and steps name known tasks."""
+        launched = Counter(s.name for s in self.steps if s.op is StepOp.LAUNCH)
+        expected = Counter(t.name for t in self.tasks if t.phase != "before")
+        if launched != expected:
+            difference = sorted(((launched - expected) | (expected - launched)).keys())
+            raise InvalidPlan(f"tasks are not launched exactly once: {', '.join(difference)}")
+        unknown = {s.name for s in self.steps if s.op is not StepOp.SYNC} - self.by_name.keys()
+        if unknown:
+            raise InvalidPlan(f"steps name unknown tasks: {', '.join(sorted(unknown))}")
+
+    def op_counts(self) -> Counter[str]:
+        return Counter(t.kind.value for t in self.tasks) + Counter(s.op.value for s in self.steps)
+
+    def to_text(self) -> str:
+        return "".join(f"{step}\n" for step in self.steps)
+
+    def __str__(self) -> str:
+        from specstream.traces.text import describe_plan
+
+        return describe_plan(self)
+
+    def to_json(self) -> str:
+        """The whole plan as JSON; `from_json` gives it back equal."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """Reads what `to_json` wrote.
+
+        Raises:
+            InvalidPlan: the text is no plan.
+        """
+        try:
+            data = json.loads(text)
+            spec = dict(data["spec"], seats=tuple(SeatSpec(**seat) for seat in data["spec"]["seats"]))
+            steps = tuple(Step(StepOp(s["op"]), Lane(s["lane"]), s["name"]) for s in data["steps"])
+            return cls(RoundSpec(**spec), tuple(map(_task_from_data, data["tasks"])), steps)
+        except (ValueError, KeyError, TypeError) as error:
+            raise InvalidPlan(f"not a plan in JSON: {error!r}") from error
+
+
+def _task_from_data(data: dict[str, Any]) -> Task:
+    def region(r: dict[str, Any]) -> Region:
+        return Region(**r)
+
+    def contents(items: list[dict[str, Any]]) -> tuple[Content, ...]:
+        return tuple(Content(region(c["region"]), c["value"]) for c in items)
+
+    return Task(
+        **data
+        | {
+            "kind": TaskKind(data["kind"]),
+            "reads": tuple(map(region, data["reads"])),
+            "writes": tuple(map(region, data["writes"])),
+            "expects": contents(data["expects"]),
+            "leaves": contents(data["leaves"]),
+            "run": ChunkRun(**data["run"]) if data["run"] else None,
+        }
+    )

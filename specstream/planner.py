@@ -1,0 +1,48 @@
+"""Round passes, and the plans they made, kept by structure."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from specstream.cost import DeviceProfile
+from specstream.graph import PartitionedModel
+from specstream.passes.assign_lanes import AssignLanes
+from specstream.passes.estimate_costs import EstimateCosts
+from specstream.passes.expand_fetches import ExpandFetches
+from specstream.pipeline import Pass, PassRunner
+from specstream.plan import Plan
+from specstream.round_spec import RoundSpec
+
+KEPT_PLANS = 256
+
+
+def round_passes(spec: RoundSpec, profile: DeviceProfile, draft_weight_bytes: int) -> tuple[Pass, ...]:
+    """The passes from the cut model to a plan, in order."""
+    return (
+        ExpandFetches(spec, draft_weight_bytes),  # first: everything later is about the tasks it lists
+        EstimateCosts(profile),  # before lanes, so that placement can weigh durations
+        AssignLanes(),  # last: fixes the order and proves it
+    )
+
+
+@dataclass
+class Planner:
+    """Makes the plan of a round, once for each structure."""
+
+    model: PartitionedModel
+    profile: DeviceProfile
+    draft_weight_bytes: int = 0
+    runner: PassRunner = field(default_factory=lambda: PassRunner("round"))
+    _plans: OrderedDict[RoundSpec, Plan] = field(default_factory=OrderedDict)
+
+    def plan(self, spec: RoundSpec) -> Plan:
+        plan = self._plans.get(spec)
+        if plan is None:
+            passes = round_passes(spec, self.profile, self.draft_weight_bytes)
+            plan = self.runner.run(passes, self.model)
+            self._plans[spec] = plan
+            if len(self._plans) > KEPT_PLANS:
+                self._plans.popitem(last=False)
+        self._plans.move_to_end(spec)
+        return plan

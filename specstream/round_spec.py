@@ -1,0 +1,126 @@
+"""The structure of one round: which chunks stream, which are written out, what the ring holds at its start.
+
+Two rounds of the same `RoundSpec` run the same plan. Token values, lengths and addresses are data, not structure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import islice, product
+
+
+@dataclass(frozen=True)
+class ChunkRun:
+    """Consecutive chunks [start, stop) of the request in a seat: what one copy moves."""
+
+    seat: int
+    start: int
+    stop: int
+
+    @property
+    def count(self) -> int:
+        return self.stop - self.start
+
+    def __str__(self) -> str:
+        return f"seat {self.seat} chunks {self.start}:{self.stop}"
+
+
+@dataclass(frozen=True)
+class SeatSpec:
+    """One request's part in a round.
+
+    Its chunks, from the first token on: [0, resident) never leave the device; the next `streamed` are in host
+    memory and are fetched; the next `offload` are full, or will be once this round's prompt rows are appended,
+    and are written to the host in this round; the rows of the round land in chunks [open, open + span).
+    """
+
+    seat: int
+    resident: int
+    tail_slots: int
+    """Device slots that the chunks after the resident ones share in turn."""
+    streamed: int
+    offload: int
+    open: int
+    span: int
+
+    @property
+    def on_host(self) -> ChunkRun:
+        return ChunkRun(self.seat, self.resident, self.resident + self.streamed)
+
+    @property
+    def offloaded(self) -> ChunkRun:
+        return ChunkRun(self.seat, self.on_host.stop, self.on_host.stop + self.offload)
+
+    @property
+    def next_on_host(self) -> ChunkRun:
+        return ChunkRun(self.seat, self.resident, self.offloaded.stop)
+
+    def device_slot(self, chunk: int) -> int:
+        """The device slot of a chunk: its own while resident, one of the tail's in turn after that."""
+        return chunk if chunk < self.resident else self.resident + (chunk - self.resident) % self.tail_slots
+
+
+def group_chunks(runs: tuple[ChunkRun, ...], chunks_per_group: int) -> tuple[ChunkRun, ...]:
+    """The groups of one layer: each run cut into pieces of `chunks_per_group`, the last one shorter."""
+    return tuple(
+        ChunkRun(run.seat, start, min(start + chunks_per_group, run.stop))
+        for run in runs
+        for start in range(run.start, run.stop, chunks_per_group)
+    )
+
+
+Fetch = tuple[int, ChunkRun]
+"""A fetch by its layer and chunks."""
+
+
+def _first_fetches(num_layers: int, groups: tuple[ChunkRun, ...], count: int) -> tuple[Fetch, ...]:
+    return tuple(islice(product(range(num_layers), groups), count))
+
+
+@dataclass(frozen=True)
+class RoundSpec:
+    """The structure of one round.
+
+    Ring slots are numbered from the round's own first fetch: fetch i lands in slot i mod staging_slots, and the
+    executor adds the rotation left by earlier rounds, so that counts that do not divide still close the cycle.
+    """
+
+    num_layers: int
+    staging_slots: int
+    chunks_per_group: int
+    bytes_per_chunk: int
+    """Bytes of K and V of one chunk in one layer."""
+    seats: tuple[SeatSpec, ...]
+    warm: bool
+    """Whether the round before has issued this round's first fetches (as many as there are slots)."""
+    draft_steps: int
+    """Draft steps after acceptance; 0 when nothing drafts."""
+
+    @property
+    def groups(self) -> tuple[ChunkRun, ...]:
+        """What every layer of this round fetches, in order."""
+        return group_chunks(tuple(s.on_host for s in self.seats), self.chunks_per_group)
+
+    @property
+    def next_groups(self) -> tuple[ChunkRun, ...]:
+        """What every layer of the next round fetches if nobody joins or leaves."""
+        return group_chunks(tuple(s.next_on_host for s in self.seats), self.chunks_per_group)
+
+    @property
+    def num_fetches(self) -> int:
+        return self.num_layers * len(self.groups)
+
+    @property
+    def entry(self) -> tuple[Fetch, ...]:
+        """Fetches in flight when the round starts, in ring order: its own first ones, if it is warm."""
+        return _first_fetches(self.num_layers, self.groups, self.staging_slots) if self.warm else ()
+
+    @property
+    def exit(self) -> tuple[Fetch, ...]:
+        """Fetches in flight when the round ends: the first ones of the next round."""
+        return _first_fetches(self.num_layers, self.next_groups, self.staging_slots)
+
+    @property
+    def streamed_bytes(self) -> int:
+        """Bytes this round attends to from the host: layers x streamed chunks x bytes per chunk."""
+        return self.num_layers * self.bytes_per_chunk * sum(s.streamed for s in self.seats)

@@ -1,0 +1,167 @@
+"""Passes from the cut model to a plan: what they list, in which order, with which waits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import networkx as nx
+import pytest
+
+from specstream.cost import CPU_PROFILE
+from specstream.errors import InvalidPlan
+from specstream.passes.assign_lanes import AssignLanes
+from specstream.passes.estimate_costs import EstimateCosts
+from specstream.passes.expand_fetches import ExpandFetches
+from specstream.pipeline import PassRunner
+from specstream.plan import Lane, StepOp
+from specstream.planner import Planner, round_passes
+from specstream.round_graph import Region, RoundGraph, Task, TaskKind
+from specstream.round_spec import RoundSpec
+from specstream.simulate import simulate
+from tests.toy import make_plan, round_spec, seat, toy_model
+
+GOLDEN = Path(__file__).parent / "golden"
+SPEC = round_spec(seat(streamed=3, offload=1), seat(1, resident=2, streamed=0), layers=2, slots=2, group=2)
+
+
+def expand(spec: RoundSpec) -> RoundGraph:
+    return ExpandFetches(spec).run(toy_model(spec.num_layers))
+
+
+def test_the_round_graph_reads_as_it_always_did() -> None:
+    """To accept a change: delete the file, run the test (it writes the file and fails), read the difference."""
+    path = GOLDEN / "round_graph.txt"
+    text = expand(SPEC).to_text()
+    if not path.exists():
+        path.write_text(text, encoding="utf-8")
+        pytest.fail(f"{path.name} was missing; it is written anew")
+    assert text == path.read_text(encoding="utf-8")
+
+
+def test_op_counts() -> None:
+    counts = expand(SPEC).op_counts()
+    assert counts == {
+        "piece": 3,
+        "append": 2,
+        "local": 2,
+        "fetch": 4 + 2,  # this round's, of which two came before it, and two ahead
+        "attend": 4,
+        "merge": 2,
+        "offload": 2,
+        "accept": 1,
+        "draft": 2,
+    }
+
+
+def test_expand_fetches_checks_that_every_streamed_chunk_is_attended_to() -> None:
+    graph = expand(SPEC)
+    ExpandFetches(SPEC).check(graph)
+    longer = ExpandFetches(replace(SPEC, seats=(seat(streamed=5),)))
+    with pytest.raises(ValueError, match="are not the streamed ones"):
+        longer.check(graph)
+
+
+def test_estimate_costs_prices_bytes_and_refuses_free_tasks() -> None:
+    graph = expand(SPEC)
+    priced = EstimateCosts(CPU_PROFILE).run(graph)
+    fetch = next(t for t in priced.tasks if t.name == "fetch/0/0")
+    assert fetch.cost_us == CPU_PROFILE.launch_us + 200 / CPU_PROFILE.link_bytes_per_us
+    with pytest.raises(ValueError, match=r"tasks without a cost: .'piece/0'"):
+        EstimateCosts(CPU_PROFILE).check(graph)
+
+
+def test_edges_say_why() -> None:
+    graph = expand(SPEC).graph
+    assert graph.edges["fetch/0/0", "attend/0/0"]["why"] == "data"
+    assert graph.edges["attend/0/0", "fetch/1/0"]["why"] == "reuse"
+    assert graph.edges["offload/0/0", "ahead/0/1"]["why"] == "data"
+
+
+def test_partly_overlapping_writes_keep_their_order() -> None:
+    tasks = [
+        Task("a", TaskKind.APPEND, writes=(Region("x", 0, 4),)),
+        Task("b", TaskKind.APPEND, writes=(Region("x", 0, 2),)),
+        Task("c", TaskKind.LOCAL, reads=(Region("x", 0, 4),)),
+        Task("d", TaskKind.LOCAL, reads=(Region("x", 4, 8),)),
+    ]
+    graph = RoundGraph.from_program(SPEC, tasks).graph
+    assert sorted(graph.edges) == [("a", "b"), ("a", "c"), ("b", "c")]
+
+
+def test_a_cycle_is_no_round_graph() -> None:
+    graph: nx.DiGraph[str] = nx.DiGraph([("a", "b"), ("b", "a")])
+    with pytest.raises(ValueError, match="cycle"):
+        RoundGraph(SPEC, graph).validate()
+
+
+def test_fetches_are_launched_as_soon_as_their_slot_is_free() -> None:
+    plan = make_plan(round_spec(seat(streamed=4), slots=2))
+    launches = [s.name for s in plan.steps if s.op is StepOp.LAUNCH]
+    assert launches.index("fetch/1/0") == launches.index("attend/0/0") + 1
+    assert launches.index("ahead/0/0") < launches.index("piece/2"), "the next round's fetches start before it ends"
+    assert launches.index("ahead/0/1") < launches.index("accept")
+
+
+def test_waits_are_only_those_that_are_not_implied() -> None:
+    plan = make_plan(round_spec(seat(streamed=4), slots=2))
+    waits = [(s.lane, s.name) for s in plan.steps if s.op is StepOp.WAIT]
+    assert len(waits) == len(set(waits))
+    assert waits.count((Lane.TARGET, "fetch/0/0")) == 1
+    for step in plan.steps:
+        if step.op is StepOp.WAIT:
+            broken = replace(plan, steps=tuple(s for s in plan.steps if s != step))
+            with pytest.raises(InvalidPlan):
+                broken.check()
+
+
+def test_a_graph_that_cannot_be_ordered_is_a_deadlock() -> None:
+    tasks = [
+        Task("attend", TaskKind.ATTEND, reads=(Region("slot"),)),
+        Task("fetch", TaskKind.FETCH, writes=(Region("slot"),)),
+    ]
+    graph = RoundGraph.from_program(SPEC, tasks)
+    graph.graph.remove_edges_from(list(graph.graph.edges))
+    graph.graph.add_edge("piece", "fetch", why="order")
+    graph.graph.nodes["piece"]["task"] = Task("piece", TaskKind.PIECE)
+    graph.graph.add_edge("fetch", "attend", why="data")
+    with pytest.raises(InvalidPlan, match="deadlock: attend needs fetch, which cannot start before it"):
+        AssignLanes().run(graph)
+
+
+def test_simulation_agrees_with_a_hand_made_schedule() -> None:
+    plan = make_plan(round_spec(seat(streamed=4), layers=1, slots=1, group=2, warm=False, drafts=0))
+    cost = {"fetch": 10.0, "attend": 3.0, "piece": 1.0, "append": 1.0, "local": 1.0, "merge": 1.0, "accept": 1.0}
+    plan = replace(plan, tasks=tuple(replace(t, cost_us=cost[t.kind.value]) for t in plan.tasks))
+    spans = {s.task: (s.start_us, s.stop_us) for s in simulate(plan).spans}
+    expected = {
+        "fetch/0/0": (0.0, 10.0),
+        "attend/0/0": (10.0, 13.0),
+        "fetch/0/1": (13.0, 23.0),  # one slot: it waits for the first attend
+        "attend/0/1": (23.0, 26.0),
+        "ahead/0/0": (26.0, 36.0),
+    }
+    assert {name: spans[name] for name in expected} == expected
+    timeline = simulate(plan)
+    assert timeline.round_us == 29
+    assert [(s.task, s.waited_us, s.cause) for s in timeline.bubbles()] == [
+        ("attend/0/1", 10.0, "fetch/0/1"),
+        ("attend/0/0", 7.0, "fetch/0/0"),
+    ]
+
+
+def test_the_runner_records_and_dumps(tmp_path: Path) -> None:
+    runner = PassRunner("round", dump_dir=tmp_path)
+    runner.run(round_passes(SPEC, CPU_PROFILE, 0), toy_model(2))
+    assert [record.name for record in runner.records] == ["expand_fetches", "estimate_costs", "assign_lanes"]
+    assert runner.records[0].op_changes["fetch"] == 6
+    assert runner.records[1].op_changes == {}
+    files = sorted(path.name for path in (tmp_path / "round").iterdir())
+    assert files == ["00_input.txt", "01_expand_fetches.txt", "02_estimate_costs.txt", "03_assign_lanes.txt"]
+    assert "launch piece/0" in (tmp_path / "round" / "03_assign_lanes.txt").read_text()
+
+
+def test_a_plan_is_made_once_for_each_structure() -> None:
+    planner = Planner(toy_model(2), CPU_PROFILE)
+    assert planner.plan(SPEC) is planner.plan(replace(SPEC))
+    assert planner.plan(SPEC) is not planner.plan(replace(SPEC, warm=False))
