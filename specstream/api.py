@@ -1,0 +1,99 @@
+"""`specstream.compile`: from models to an engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from specstream.compiler import compile_model
+from specstream.cost import CPU_PROFILE
+from specstream.draft import Drafter, DraftWindow
+from specstream.engine import Engine
+from specstream.errors import InvalidOption
+from specstream.executor import CpuExecutor
+from specstream.graph import ModelSpec, PartitionedModel
+from specstream.kv import DeviceStore, HostStore
+from specstream.memory import plan_memory, resolve_max_model_len
+from specstream.models.load import load_model
+from specstream.options import Options
+from specstream.planner import Planner
+
+Model = nn.Module | str | Path
+
+
+def compile(target: Model, draft: Model | None = None, *, dtype: Any = None, **options: Any) -> Engine:
+    """Captures a target and a draft, plans memory, and returns an engine.
+
+    Args:
+        target, draft: transformers models, plain modules `forward(input_ids, position_ids)`, or names or local
+            directories of checkpoints; a draft of None turns speculation off.
+        dtype: torch dtype for models loaded by name.
+        options: fields of `Options`.
+
+    Raises:
+        InvalidOption: an option's value, or two models that do not go together.
+        UnsupportedModel: a model that cannot be represented exactly.
+        OutOfBudget: memory that does not suffice, with the figures.
+    """
+    settings = Options.from_keywords(**options)
+    target_module, tokenizer, target_name = load_model(target, dtype=dtype)
+    limit = settings.max_model_len if isinstance(settings.max_model_len, int) else None
+    target_model = compile_model(target_module, target_name, limit)
+    draft_model = None
+    if draft is not None and settings.drafting != "off":
+        draft_module, _, draft_name = load_model(draft, dtype=dtype)
+        draft_model = compile_model(draft_module, draft_name, None)
+    defaults = getattr(target_module, "generation_config", None)
+    return build_engine(settings, target_model, draft_model, tokenizer, defaults)
+
+
+def build_engine(
+    options: Options,
+    target: PartitionedModel,
+    draft: PartitionedModel | None,
+    tokenizer: Any = None,
+    generation_config: Any = None,
+) -> Engine:
+    """An engine for models that are captured and cut already: plans memory, allocates it, starts the lanes.
+
+    Raises:
+        InvalidOption: two models that do not go together.
+        OutOfBudget: memory that does not suffice.
+    """
+    if draft is not None:
+        _check_pair(target.spec, draft.spec)
+    window = DraftWindow(resolve_max_model_len(options, target.spec), options.draft_window, options.draft_sink)
+    memory = plan_memory(
+        options,
+        target.spec,
+        weights=target.weight_bytes,
+        draft_weights=draft.weight_bytes if draft else 0,
+        draft_kv=options.max_num_seqs * Drafter.bytes_per_seat(draft, window) if draft else 0,
+    )
+    store = DeviceStore(
+        memory.layout,
+        memory.num_blocks,
+        memory.staging_slots,
+        memory.chunks_per_group,
+        target.spec.device,
+        options.debug,
+    )
+    host = HostStore(memory.layout, memory.host_budget, memory.extent_chunks, options.debug)
+    drafter = Drafter(draft, window, target.spec.vocab_size) if draft else None
+    planner = Planner(target, CPU_PROFILE, memory.draft_weights)
+    executor = CpuExecutor(target, store)
+    return Engine(options, memory, planner, executor, host, drafter, tokenizer, generation_config)
+
+
+def _check_pair(target: ModelSpec, draft: ModelSpec) -> None:
+    if draft.vocab_size != target.vocab_size:
+        raise InvalidOption(
+            "draft",
+            f"{draft.name} with a vocabulary of {draft.vocab_size}",
+            f"the vocabulary of {target.name}, {target.vocab_size}",
+            "Use a draft of the same family, or draft=None.",
+        )
+    if draft.device != target.device:
+        raise InvalidOption("draft", f"on {draft.device}", f"on the target's device, {target.device}")

@@ -1,0 +1,91 @@
+"""The four attention tasks of a layer, over the KV store: append, local part, one streamed group, merge."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from specstream.batch import SeatRows
+from specstream.graph import AttentionSpec
+from specstream.kernels.attention import (
+    AttentionState,
+    merge_states,
+    pack_query,
+    partial_attention,
+    unpack_output,
+)
+from specstream.kv import DeviceStore
+from specstream.round_spec import SeatSpec
+
+
+@dataclass
+class LayerAttention:
+    """Attention of one layer at a time; `states` holds, for each seat, what has been attended to so far."""
+
+    store: DeviceStore
+    states: dict[int, AttentionState] = field(default_factory=dict)
+
+    def append(self, layer: int, key: Tensor, value: Tensor, seats: dict[int, tuple[SeatSpec, SeatRows]]) -> None:
+        """Writes the rows' K and V, [1, kv_heads, N, head_dim], into their device chunks."""
+        tokens = self.store.layout.chunk_tokens
+        for spec, rows in seats.values():
+            position, row = rows.kv.length, rows.start
+            while row < rows.stop:
+                offset = position % tokens
+                count = min(tokens - offset, rows.stop - row)
+                block = self.store.blocks[layer, rows.kv.blocks[spec.device_slot(position // tokens)]]
+                block[0, :, offset : offset + count] = key[0, :, row : row + count]
+                block[1, :, offset : offset + count] = value[0, :, row : row + count]
+                position, row = position + count, row + count
+
+    def local(
+        self, layer: int, query: Tensor, attention: AttentionSpec, seats: dict[int, tuple[SeatSpec, SeatRows]]
+    ) -> None:
+        """Starts each seat's state with what is on the device: whole chunks, then causally the open ones."""
+        tokens = self.store.layout.chunk_tokens
+        blocks = self.store.blocks[layer]
+        for seat, (spec, rows) in seats.items():
+            packed = pack_query(query[0, :, rows.start : rows.stop], attention.num_kv_heads)
+            open_chunk = rows.kv.length // tokens
+            end = rows.kv.length + rows.count
+            past = [*range(min(spec.resident, open_chunk)), *range(spec.on_host.stop, open_chunk)]
+            fresh = [blocks[rows.kv.blocks[spec.device_slot(c)]] for c in range(open_chunk, -(-end // tokens))]
+            key = torch.cat([b[0] for b in fresh], dim=1)[:, : end - open_chunk * tokens]
+            value = torch.cat([b[1] for b in fresh], dim=1)[:, : end - open_chunk * tokens]
+            places = torch.arange(key.shape[1], device=key.device) + open_chunk * tokens
+            own = torch.arange(rows.count, device=key.device) + rows.kv.length
+            causal = (places <= own[:, None]).repeat(attention.num_heads // attention.num_kv_heads, 1)[:, None]
+            state = partial_attention(packed, key[None], value[None], attention.scale, causal)
+            if past:
+                kv = _select(blocks, [rows.kv.blocks[spec.device_slot(c)] for c in past])
+                state = merge_states(state, partial_attention(packed, kv[:, 0], kv[:, 1], attention.scale))
+            self.states[seat] = state
+
+    def attend(
+        self, slot: int, chunks: int, seat: int, query: Tensor, attention: AttentionSpec, rows: SeatRows
+    ) -> None:
+        """Attends to the chunks in a ring slot, all committed before this round, and merges."""
+        packed = pack_query(query[0, :, rows.start : rows.stop], attention.num_kv_heads)
+        kv = self.store.ring[slot, :chunks]
+        part = partial_attention(packed, kv[:, 0], kv[:, 1], attention.scale)
+        self.states[seat] = merge_states(self.states[seat], part)
+        if self.store.debug:
+            kv.fill_(float("nan"))
+
+    def merge(self, query: Tensor, attention: AttentionSpec, seats: dict[int, tuple[SeatSpec, SeatRows]]) -> Tensor:
+        """The attention's output, [1, num_heads, N, head_dim] in the query's dtype; zeros for padding."""
+        out = torch.zeros_like(query, memory_format=torch.contiguous_format)
+        for seat, (_, rows) in seats.items():
+            state = self.states.pop(seat)
+            out[0, :, rows.start : rows.stop] = unpack_output(state.out, attention.num_heads)
+        return out
+
+
+def _select(blocks: Tensor, indices: list[int]) -> Tensor:
+    """Blocks by index: a view if they are neighbours, else a copy."""
+    first, count = indices[0], len(indices)
+    if indices == list(range(first, first + count)):
+        return blocks[first : first + count]
+    return blocks[indices]

@@ -1,0 +1,73 @@
+"""The data of one round, as against its structure: tokens, positions, lengths and whose KV is where."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from specstream.kv import SequenceKV
+
+
+@dataclass(frozen=True)
+class SeatRows:
+    """The rows of one request in a round: rows [start, start + count) of the flattened tokens."""
+
+    kv: SequenceKV
+    start: int
+    count: int
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.count
+
+
+@dataclass(frozen=True)
+class RoundBatch:
+    """What a plan is run on.
+
+    `inputs` are the model's: input_ids and position_ids, int64 [1, N], and logit_rows, int64 [R]. Rows that belong
+    to no seat are padding: they are computed and never appended.
+    """
+
+    inputs: dict[str, Tensor]
+    seats: dict[int, SeatRows]
+    accept: Callable[[Tensor], None]
+    """Called with the logits [R, vocab] when they are there."""
+    draft: Callable[[int], None]
+    """Called for each draft step after acceptance."""
+
+
+MIN_ROWS = 2
+"""A captured graph is general in its number of rows from two on."""
+
+
+def flatten_rows(
+    rows: list[tuple[list[int], int, int]], device: torch.device
+) -> tuple[dict[str, Tensor], list[tuple[int, int]]]:
+    """Packs the rows of several requests.
+
+    Args:
+        rows: for each request its tokens, the position of the first, and how many of the last ones need logits.
+
+    Returns:
+        The model's inputs, and each request's (start, count) of rows.
+    """
+    tokens: list[int] = []
+    positions: list[int] = []
+    wanted: list[int] = []
+    places: list[tuple[int, int]] = []
+    for ids, first, logits in rows:
+        places.append((len(tokens), len(ids)))
+        tokens += ids
+        positions += range(first, first + len(ids))
+        wanted += range(len(tokens) - logits, len(tokens))
+    padding = max(0, MIN_ROWS - len(tokens))
+    inputs = {
+        "input_ids": torch.tensor([tokens + [0] * padding], device=device),
+        "position_ids": torch.tensor([positions + [0] * padding], device=device),
+        "logit_rows": torch.tensor(wanted, dtype=torch.int64, device=device),
+    }
+    return inputs, places

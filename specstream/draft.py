@@ -1,0 +1,169 @@
+"""The second model as a drafter: its own KV on the device, whole or a window plus sinks, caught up before it drafts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from specstream.batch import flatten_rows
+from specstream.graph import AttentionSpec, PartitionedModel
+from specstream.kernels.attention import pack_query, partial_attention, unpack_output
+
+FEED_TOKENS = 512
+"""Rows a catch-up computes at a time for one request."""
+
+
+@dataclass(frozen=True)
+class DraftWindow:
+    """Which keys a draft position sees: all, or the latest `window` and the first `sink` ones.
+
+    Positions keep their rotary embedding; those outside are dropped. Storage is a ring behind the sinks.
+    """
+
+    capacity: int
+    """Tokens a request may reach."""
+    window: int | None
+    sink: int
+
+    @property
+    def storage(self) -> int:
+        """Token slots a request needs."""
+        if self.window is None:
+            return self.capacity
+        return min(self.capacity, self.sink + self.window + FEED_TOKENS)
+
+    def slots(self, positions: Tensor) -> Tensor:
+        """Where positions are stored."""
+        if self.storage == self.capacity:
+            return positions
+        ring = self.storage - self.sink
+        return torch.where(positions < self.sink, positions, self.sink + (positions - self.sink) % ring)
+
+    def keys(self, first: int, stop: int, device: torch.device) -> Tensor:
+        """Positions that some query in [first, stop) sees."""
+        if self.window is None:
+            return torch.arange(stop, device=device)
+        sinks = torch.arange(min(self.sink, stop), device=device)
+        recent = torch.arange(min(stop, max(self.sink, first - self.window + 1)), stop, device=device)
+        return torch.cat([sinks, recent])
+
+    def visible(self, query: Tensor, key: Tensor) -> Tensor:
+        """bool [queries, keys]: which of the key positions each query position sees."""
+        seen = key[None] <= query[:, None]
+        if self.window is None:
+            return seen
+        return seen & ((key[None] > query[:, None] - self.window) | (key[None] < self.sink))
+
+
+@dataclass
+class _DraftSeat:
+    """What the drafter has computed for the request in a seat."""
+
+    kv: Tensor
+    """[layers, 2, kv_heads, storage, head_dim]"""
+    cached: list[int] = field(default_factory=list)
+    """Tokens whose KV is there, candidates included."""
+    agreed: int = 0
+    """Of those, how many the target has committed."""
+
+    def align(self, tokens: list[int]) -> None:
+        """Forgets what the target did not commit, and leaves at least the last token to compute."""
+        most = min(len(self.cached), len(tokens) - 1)
+        keep = min(self.agreed, most)
+        while keep < most and self.cached[keep] == tokens[keep]:
+            keep += 1
+        del self.cached[keep:]
+        self.agreed = keep
+
+
+class Drafter:
+    """Proposes greedy candidates for several requests at once."""
+
+    def __init__(self, model: PartitionedModel, window: DraftWindow, vocab_size: int) -> None:
+        """`vocab_size` is the target's: the draft proposes nothing beyond it."""
+        self.model, self.window, self.vocab_size = model, window, vocab_size
+        self._seats: dict[int, _DraftSeat] = {}
+
+    @staticmethod
+    def bytes_per_seat(model: PartitionedModel, window: DraftWindow) -> int:
+        return window.storage * model.spec.num_layers * model.spec.kv_bytes_per_token_layer
+
+    def reaches(self, position: int) -> bool:
+        """Whether the draft model's positions cover this one."""
+        return self.model.spec.max_positions is None or position < self.model.spec.max_positions
+
+    def free(self, seat: int) -> None:
+        """Forgets the request in a seat."""
+        self._seats.pop(seat, None)
+
+    def start(self, contexts: dict[int, list[int]]) -> dict[int, int]:
+        """First draft step: catches up with each request's committed tokens and proposes one more for each."""
+        pending: dict[int, list[int]] = {}
+        for seat, tokens in contexts.items():
+            state = self._seats.setdefault(seat, self._new_seat())
+            state.align(tokens)
+            pending[seat] = tokens[len(state.cached) :]
+        while any(len(tokens) > FEED_TOKENS for tokens in pending.values()):
+            behind = {seat: tokens for seat, tokens in pending.items() if len(tokens) > FEED_TOKENS}
+            self._feed({seat: tokens[:FEED_TOKENS] for seat, tokens in behind.items()}, logits=False)
+            pending |= {seat: tokens[FEED_TOKENS:] for seat, tokens in behind.items()}
+        return self._feed(pending, logits=True)
+
+    def extend(self, latest: dict[int, int]) -> dict[int, int]:
+        """A further draft step: one more token after the latest candidate of each request."""
+        return self._feed({seat: [token] for seat, token in latest.items()}, logits=True)
+
+    def _new_seat(self) -> _DraftSeat:
+        spec = self.model.spec
+        shape = (spec.num_layers, 2, spec.num_kv_heads, self.window.storage, spec.head_dim)
+        return _DraftSeat(torch.empty(shape, dtype=spec.dtype, device=spec.device))
+
+    def _feed(self, rows: dict[int, list[int]], *, logits: bool) -> dict[int, int]:
+        """Computes tokens after each request's cached ones; returns the best next token of each, if asked."""
+        firsts = {seat: len(self._seats[seat].cached) for seat in rows}
+        values, places = flatten_rows(
+            [(tokens, firsts[seat], int(logits)) for seat, tokens in rows.items()], self.model.spec.device
+        )
+        spans = dict(zip(rows, places, strict=True))
+        for index, piece in enumerate(self.model.pieces):
+            if index == len(self.model.sites) and not logits:
+                break
+            piece.run(values)
+            if index < len(self.model.sites):
+                site = self.model.sites[index]
+                q, k, v = values.pop(site.query), values.pop(site.key), values.pop(site.value)
+                values[site.out] = self._attend(site.spec, q, k, v, spans, firsts)
+        for seat, tokens in rows.items():
+            self._seats[seat].cached += tokens
+        if not logits:
+            return {}
+        best: list[int] = values[self.model.output][0, :, : self.vocab_size].argmax(-1).tolist()
+        return dict(zip(rows, best, strict=True))
+
+    def _attend(
+        self,
+        attention: AttentionSpec,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        spans: dict[int, tuple[int, int]],
+        firsts: dict[int, int],
+    ) -> Tensor:
+        out = torch.zeros_like(query, memory_format=torch.contiguous_format)
+        group = attention.num_heads // attention.num_kv_heads
+        for seat, (row, count) in spans.items():
+            first, stop = firsts[seat], firsts[seat] + count
+            kv = self._seats[seat].kv[attention.layer]
+            own = torch.arange(first, stop, device=query.device)
+            kv[:, :, self.window.slots(own)] = torch.stack(
+                [key[0, :, row : row + count], value[0, :, row : row + count]]
+            )
+            places = self.window.keys(first, stop, query.device)
+            seen = kv[:, :, self.window.slots(places)] if self.window.window else kv[:, :, :stop]
+            mask = self.window.visible(own, places).repeat(group, 1)[:, None]
+            packed = pack_query(query[0, :, row : row + count], attention.num_kv_heads)
+            state = partial_attention(packed, seen[0][None], seen[1][None], attention.scale, mask)
+            out[0, :, row : row + count] = unpack_output(state.out, attention.num_heads)
+        return out

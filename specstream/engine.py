@@ -1,0 +1,333 @@
+"""The engine: requests in, rounds run, tokens out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specstream.batch import RoundBatch, SeatRows, flatten_rows
+from specstream.draft import Drafter
+from specstream.errors import EngineClosed, InvalidOption
+from specstream.executor import CpuExecutor
+from specstream.generate import GenerateOutput, generate
+from specstream.kv import HostStore
+from specstream.memory import MemoryPlan
+from specstream.metrics import Counters, Metrics
+from specstream.options import Options
+from specstream.plan import Plan
+from specstream.planner import Planner
+from specstream.round_spec import RoundSpec, SeatSpec
+from specstream.scheduler import RequestRows, Scheduler
+from specstream.sequence import FinishReason, RequestMetrics, Sequence
+from specstream.speculate import accept_greedy
+
+
+@dataclass(frozen=True)
+class RequestOutput:
+    """A request that ended."""
+
+    request_id: int
+    prompt_token_ids: list[int]
+    token_ids: list[int]
+    """What was produced, without the prompt."""
+    finish_reason: FinishReason
+    metrics: RequestMetrics
+
+
+@dataclass(frozen=True)
+class StepOutput:
+    """What one step produced for one request."""
+
+    request_id: int
+    new_token_ids: list[int]
+    output: RequestOutput | None
+    """The whole result, once the request has ended."""
+
+    @property
+    def finished(self) -> bool:
+        return self.output is not None
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        return self.output.finish_reason if self.output else None
+
+
+class Engine:
+    """Serves requests with one target and, if there is one, a drafter. Made by `specstream.compile`."""
+
+    def __init__(
+        self,
+        options: Options,
+        memory: MemoryPlan,
+        planner: Planner,
+        executor: CpuExecutor,
+        host: HostStore,
+        drafter: Drafter | None,
+        tokenizer: Any = None,
+        generation_config: Any = None,
+    ) -> None:
+        self.options, self.memory = options, memory
+        self.tokenizer, self.generation_config = tokenizer, generation_config
+        self._planner, self._executor, self._host, self._drafter = planner, executor, host, drafter
+        self._scheduler = Scheduler(memory, executor.store, host, options.max_num_seqs, options.max_num_batched_tokens)
+        self._counters = Counters()
+        self._next_id = 0
+        self._last: tuple[Plan, dict[int, int]] | None = None
+        """The last round's plan and which request sat where, as long as its prefetches are of use."""
+        self._undelivered: list[StepOutput] = []
+        self._closed = False
+
+    # Requests
+
+    def submit(self, prompt: Seq[int], *, max_new_tokens: int, eos_token_id: int | Seq[int] | None = None) -> int:
+        """Queues a request; it joins between two rounds.
+
+        Args:
+            prompt: token ids.
+            max_new_tokens: most tokens to produce.
+            eos_token_id: end token or tokens; the one produced is part of the output.
+
+        Returns:
+            The request's id.
+
+        Raises:
+            InvalidOption: the prompt is empty, has ids out of range, or leaves no room under `max_model_len`.
+            OutOfBudget: it can never fit.
+        """
+        self._check_open()
+        prompt = list(prompt)
+        self._check_prompt(prompt, max_new_tokens)
+        ends = [] if eos_token_id is None else [eos_token_id] if isinstance(eos_token_id, int) else eos_token_id
+        limit = min(len(prompt) + max_new_tokens, self.memory.max_model_len)
+        sequence = Sequence(self._next_id, len(prompt), limit, frozenset(ends), prompt)
+        self._scheduler.submit(sequence)
+        self._next_id += 1
+        return sequence.request_id
+
+    def cancel(self, request_id: int) -> RequestOutput | None:
+        """Ends a request and frees what it held; None if it is not running or waiting."""
+        self._check_open()
+        for sequence in self._unfinished():
+            if sequence.request_id == request_id:
+                return self._leave(sequence, FinishReason.CANCELLED)
+        return None
+
+    @property
+    def has_unfinished(self) -> bool:
+        return bool(self._unfinished() or self._undelivered)
+
+    def generate(self, input_ids: Tensor | Seq[Seq[int]], **arguments: Any) -> Tensor | GenerateOutput:
+        """Completes a batch of prompts as transformers' `generate` does; see `specstream.generate.generate`."""
+        return generate(self, input_ids, **arguments)
+
+    def reset(self) -> None:
+        """Cancels everything and sets the counters to zero. The memory stays."""
+        self._check_open()
+        self._cancel_all()
+        self._counters = Counters()
+        self._executor.reset_counters()
+
+    def close(self) -> None:
+        """Cancels everything, ends the threads and frees the KV memory. Closing twice does nothing."""
+        if not self._closed:
+            self._cancel_all()
+            self._closed = True
+            self._executor.close()
+            self._host.close()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    # Rounds
+
+    def step(self) -> list[StepOutput]:
+        """Runs one round: prompts that still have to be computed, and one verification of every other request.
+
+        Returns:
+            What was produced, for each request that produced something.
+
+        Raises:
+            Whatever went wrong in the round; no request has then moved, and the step can be tried again.
+        """
+        self._check_open()
+        undelivered, self._undelivered = self._undelivered, []
+        return undelivered + self.run_round()
+
+    def hand_over(self, outputs: list[StepOutput]) -> None:
+        """Keeps outputs of requests that somebody else submitted for the next `step`."""
+        self._undelivered += outputs
+
+    def run_round(self) -> list[StepOutput]:
+        """One round, without the outputs kept by `hand_over`."""
+        self._check_open()
+        for sequence in self._scheduler.admit():
+            self._counters.longest_request = max(self._counters.longest_request, sequence.limit)
+        rows = self._scheduler.choose_rows()
+        if not rows:
+            return []
+        start = time.perf_counter()
+        plan = self._plan_round(rows)
+        try:
+            with torch.no_grad():
+                self._executor.run(plan, self._batch(rows))
+        except BaseException:
+            self._last = None
+            for row in rows:
+                self._forget_drafts(row.sequence)
+            raise
+        self._last = (plan, _seating(rows))
+        outputs = [self._commit(row, plan) for row in rows]
+        self._counters.count_round(rows, plan.spec.streamed_bytes, time.perf_counter() - start)
+        return [output for output in outputs if output is not None]
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of the last round, or, before the first, of one request near `max_model_len`."""
+        if self._last is not None:
+            return self._last[0]
+        memory = self.memory
+        total = memory.layout.chunks_of(memory.max_model_len)
+        resident = memory.resident_chunks(total, memory.num_blocks, self.options.max_num_seqs)
+        streamed = max(0, total - resident - 1)
+        seat = SeatSpec(0, resident, memory.tail_slots, streamed, 0, min(resident + streamed, total - 1), 1)
+        return self._planner.plan(replace(self._spec((seat,), drafts=True), warm=True))
+
+    def metrics(self) -> Metrics:
+        """The counters since the engine was made or reset."""
+        return self._counters.metrics(self.memory, self._executor.streamed_bytes, self._executor.link_bytes)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise EngineClosed("the engine is closed; make a new one with specstream.compile")
+
+    def _check_prompt(self, prompt: list[int], max_new_tokens: int) -> None:
+        vocab, longest = self._planner.model.spec.vocab_size, self.memory.max_model_len - 1
+        if not prompt:
+            raise InvalidOption("prompt", prompt, "at least one token", "Start from the model's first special token.")
+        for token in prompt:
+            if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab:
+                raise InvalidOption("prompt", token, f"token ids from 0 to {vocab - 1}")
+        if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int) or max_new_tokens < 1:
+            raise InvalidOption("max_new_tokens", max_new_tokens, "an integer from 1")
+        if len(prompt) > longest:
+            allowed = f"at most {longest} tokens, since max_model_len is {longest + 1} and output needs room"
+            way_out = "Shorten the prompt or compile with a larger max_model_len."
+            raise InvalidOption("prompt", f"{len(prompt)} tokens", allowed, way_out)
+
+    def _unfinished(self) -> list[Sequence]:
+        return [*self._scheduler.waiting, *self._scheduler.running]
+
+    def _leave(self, sequence: Sequence, reason: FinishReason) -> RequestOutput:
+        """Takes a request out and frees what it holds."""
+        self._drop_prefetches()
+        self._forget_drafts(sequence)
+        self._scheduler.remove(sequence)
+        prompt = sequence.tokens[: sequence.prompt_length]
+        return RequestOutput(sequence.request_id, prompt, sequence.new_tokens, reason, sequence.metrics)
+
+    def _cancel_all(self) -> None:
+        for sequence in self._unfinished():
+            self._leave(sequence, FinishReason.CANCELLED)
+        self._undelivered.clear()
+
+    def _forget_drafts(self, sequence: Sequence) -> None:
+        if self._drafter is not None:
+            self._drafter.free(sequence.seat)
+
+    def _drop_prefetches(self) -> None:
+        self._executor.drain()
+        self._last = None
+
+    def _plan_round(self, rows: list[RequestRows]) -> Plan:
+        """The round's plan: warm if what the last round has fetched ahead is what this one needs first."""
+        seats = tuple(row.seat_spec(self.options.num_speculative_tokens) for row in rows)
+        cold = self._spec(seats, drafts=any(row.logits for row in rows))
+        warm = replace(cold, warm=True)
+        if self._last is None or self._last[0].spec.exit != warm.entry or self._last[1] != _seating(rows):
+            self._drop_prefetches()
+            return self._planner.plan(cold)
+        plan = self._planner.plan(warm)
+        if self.options.debug:
+            self._last[0].check(plan)
+        return plan
+
+    def _spec(self, seats: tuple[SeatSpec, ...], *, drafts: bool) -> RoundSpec:
+        memory = self.memory
+        return RoundSpec(
+            num_layers=memory.layout.num_layers,
+            staging_slots=memory.staging_slots,
+            chunks_per_group=memory.chunks_per_group,
+            bytes_per_chunk=memory.layout.block_bytes,
+            seats=seats,
+            warm=False,
+            draft_steps=self.options.num_speculative_tokens if drafts and self._drafter else 0,
+        )
+
+    def _batch(self, rows: list[RequestRows]) -> RoundBatch:
+        flat = [(row.tokens, row.kv.length, row.logits) for row in rows]
+        inputs, places = flatten_rows(flat, self._planner.model.spec.device)
+        seats = {row.sequence.seat: SeatRows(row.kv, *place) for row, place in zip(rows, places, strict=True)}
+        return RoundBatch(
+            inputs,
+            seats,
+            accept=lambda logits: _accept(rows, logits[0]),
+            draft=lambda step: self._draft(rows, step),
+        )
+
+    def _draft(self, rows: list[RequestRows], step: int) -> None:
+        """One draft step for every request that goes on and has room for one more candidate."""
+        assert self._drafter is not None
+        wanted: dict[int, RequestRows] = {}
+        for row in rows:
+            length = len(row.sequence.tokens) + len(row.produced)
+            goes_on = row.produced and row.finish_reason is None
+            if goes_on and length + step + 1 < row.sequence.limit and self._drafter.reaches(length + step - 1):
+                wanted[row.sequence.seat] = row
+        if not wanted:
+            return
+        if step == 0:
+            proposed = self._drafter.start({s: r.sequence.tokens + r.produced for s, r in wanted.items()})
+        else:
+            proposed = self._drafter.extend({s: r.next_candidates[-1] for s, r in wanted.items()})
+        for seat, token in proposed.items():
+            wanted[seat].next_candidates.append(token)
+
+    def _commit(self, row: RequestRows, plan: Plan) -> StepOutput | None:
+        """Moves the request to where the round brought it."""
+        sequence = row.sequence
+        row.kv.length += row.committed
+        row.kv.streamed += next(s.offload for s in plan.spec.seats if s.seat == sequence.seat)
+        if not row.prompt:
+            sequence.metrics.num_rounds += 1
+            sequence.metrics.num_draft_tokens += len(row.candidates)
+            sequence.metrics.num_accepted_tokens += row.accepted
+        if not row.logits:
+            return None
+        sequence.tokens += row.produced
+        sequence.candidates = row.next_candidates
+        output = self._leave(sequence, row.finish_reason) if row.finish_reason else None
+        return StepOutput(sequence.request_id, row.produced, output)
+
+
+def _seating(rows: list[RequestRows]) -> dict[int, int]:
+    """Which request sits where."""
+    return {row.sequence.seat: row.sequence.request_id for row in rows}
+
+
+def _accept(rows: list[RequestRows], logits: Tensor) -> None:
+    """Decides what each request produced from logits [R, vocab]. Nothing is committed yet: the round may still fail."""
+    at = 0
+    for row in rows:
+        if row.logits:
+            accepted, produced = accept_greedy(logits[at : at + row.logits], row.candidates)
+            row.produced, row.finish_reason = row.sequence.cut(produced)
+            row.accepted = min(accepted, len(row.produced))
+            at += row.logits

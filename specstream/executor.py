@@ -1,0 +1,191 @@
+"""The CPU executor: interprets a plan, target and draft on the calling thread, copies on a thread a lane."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+
+from torch import Tensor
+
+from specstream.attention import LayerAttention
+from specstream.batch import RoundBatch, SeatRows
+from specstream.graph import PartitionedModel
+from specstream.kv import DeviceStore
+from specstream.lanes import Event, WorkerLane
+from specstream.plan import Lane, Plan, StepOp
+from specstream.round_graph import Task, TaskKind
+from specstream.round_spec import SeatSpec
+
+Copy = Callable[[Tensor, Tensor], None]
+
+
+def copy_blocks(destination: Tensor, source: Tensor) -> None:
+    destination.copy_(source)
+
+
+def _close_lanes(lanes: list[WorkerLane]) -> None:
+    for lane in lanes:
+        lane.close()
+
+
+class CpuExecutor:
+    """Runs rounds.
+
+    The ring's rotation and the events of fetches in flight are carried from one round to the next; a plan whose
+    spec is not warm may run only after `drain`.
+    """
+
+    def __init__(
+        self,
+        model: PartitionedModel,
+        store: DeviceStore,
+        attention: LayerAttention | None = None,
+        copy: Copy = copy_blocks,
+    ) -> None:
+        """`copy(destination, source)` moves chunks between the tiers; it runs on the threads of the copy lanes."""
+        self.model, self.store = model, store
+        self.reset_counters()
+        self._copy = copy
+        self._attention = attention or LayerAttention(store)
+        self._workers = {lane: WorkerLane(lane.value) for lane in (Lane.LINK, Lane.STORE)}
+        self._finalizer = weakref.finalize(self, _close_lanes, list(self._workers.values()))
+        self._in_flight: list[Event] = []
+        self._rotation = 0
+        self._values: dict[str, Tensor] = {}
+        self._seats: dict[int, tuple[SeatSpec, SeatRows]] = {}
+
+    def run(self, plan: Plan, batch: RoundBatch) -> None:
+        """Runs one round.
+
+        Raises:
+            Whatever a piece, a copy, `batch.accept` or `batch.draft` raised. The executor is drained then.
+        """
+        try:
+            self._run(plan, batch)
+        except BaseException:
+            self.drain()
+            raise
+        finally:
+            self._values.clear()
+            self._attention.states.clear()
+
+    def reset_counters(self) -> None:
+        self.streamed_bytes = 0
+        """Bytes of history from the host that rounds have attended to."""
+        self.link_bytes = 0
+        """Bytes that fetches have moved: the streamed ones, and those fetched ahead and dropped."""
+
+    def drain(self) -> None:
+        """Drops every fetch in flight and starts the ring afresh."""
+        for worker in self._workers.values():
+            worker.cancel()
+        self._in_flight = []
+        self._rotation = 0
+
+    def close(self) -> None:
+        """Ends the threads. An executor that is merely forgotten does the same when it is collected."""
+        self._finalizer()
+
+    def _run(self, plan: Plan, batch: RoundBatch) -> None:
+        self._values = dict(batch.inputs)
+        self._seats = {s.seat: (s, batch.seats[s.seat]) for s in plan.spec.seats}
+        before = [task.name for task in plan.tasks if task.phase == "before"]
+        events = dict(zip(before, self._in_flight, strict=True))
+        for step in plan.steps:
+            worker = self._workers.get(step.lane)
+            if step.op is StepOp.LAUNCH:
+                work = self._work(plan.by_name[step.name], plan, batch)
+                if worker is None:
+                    work()
+                else:
+                    worker.launch(work)
+            elif step.op is StepOp.RECORD:
+                event = events[step.name] = Event()
+                if worker is None:
+                    event.set()
+                else:
+                    worker.record(event)
+            elif step.op is StepOp.WAIT:
+                if worker is None:
+                    self._wait(events[step.name])
+                else:
+                    worker.wait(events[step.name])
+            elif worker is not None:
+                worker.synchronize()
+        self._in_flight = [events[task.name] for task in plan.tasks if task.phase == "ahead"]
+        self._rotation = (self._rotation + plan.spec.num_fetches) % self.store.staging_slots
+
+    def _wait(self, event: Event) -> None:
+        event.wait(lambda: False)
+        for worker in self._workers.values():
+            worker.raise_error()
+
+    def _work(self, task: Task, plan: Plan, batch: RoundBatch) -> Callable[[], None]:
+        """What a launch of the task does; everything that a later round may change is looked up now."""
+        match task.kind:
+            case TaskKind.PIECE:
+                return lambda: self.model.pieces[task.layer].run(self._values)
+            case TaskKind.APPEND:
+                return lambda: self._append(task.layer)
+            case TaskKind.LOCAL:
+                return lambda: self._local(task.layer)
+            case TaskKind.FETCH:
+                return self._fetch(task)
+            case TaskKind.ATTEND:
+                return lambda: self._attend(task)
+            case TaskKind.MERGE:
+                return lambda: self._merge(task.layer)
+            case TaskKind.OFFLOAD:
+                return self._offload(task)
+            case TaskKind.ACCEPT:
+                return lambda: batch.accept(self._values[self.model.output])
+            case TaskKind.DRAFT:
+                return lambda: batch.draft(task.step)
+
+    def _append(self, layer: int) -> None:
+        site = self.model.sites[layer]
+        self._attention.append(layer, self._values.pop(site.key), self._values.pop(site.value), self._seats)
+
+    def _local(self, layer: int) -> None:
+        site = self.model.sites[layer]
+        self._attention.local(layer, self._values[site.query], site.spec, self._seats)
+
+    def _attend(self, task: Task) -> None:
+        assert task.run is not None
+        site = self.model.sites[task.layer]
+        rows = self._seats[task.run.seat][1]
+        slot, query = self._slot(task), self._values[site.query]
+        self._attention.attend(slot, task.run.count, task.run.seat, query, site.spec, rows)
+        self.streamed_bytes += task.run.count * self.store.layout.block_bytes
+
+    def _merge(self, layer: int) -> None:
+        site = self.model.sites[layer]
+        self._values[site.out] = self._attention.merge(self._values.pop(site.query), site.spec, self._seats)
+
+    def _fetch(self, task: Task) -> Callable[[], None]:
+        assert task.run is not None
+        run = task.run
+        source = self._seats[run.seat][1].kv.host_view(task.layer, run.start, run.stop)
+        destination = self.store.ring[self._slot(task), : run.count]
+
+        def fetch() -> None:
+            self._copy(destination, source)
+            self.link_bytes += source.nbytes
+
+        return fetch
+
+    def _offload(self, task: Task) -> Callable[[], None]:
+        assert task.run is not None
+        run = task.run
+        spec, rows = self._seats[run.seat]
+        destination = rows.kv.host_view(task.layer, run.start, run.stop)
+        sources = [rows.kv.blocks[spec.device_slot(chunk)] for chunk in range(run.start, run.stop)]
+
+        def offload() -> None:
+            for index, block in enumerate(sources):
+                self._copy(destination[index], self.store.blocks[task.layer, block])
+
+        return offload
+
+    def _slot(self, task: Task) -> int:
+        return (self._rotation + task.slot) % self.store.staging_slots

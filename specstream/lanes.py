@@ -1,0 +1,90 @@
+"""Lanes of the CPU executor: in-order queues served by a thread each, as streams are on a GPU."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+
+Work = Callable[[], None]
+
+
+class Event:
+    """The moment everything put on a lane before `record` was done."""
+
+    __slots__ = ("_flag",)
+
+    def __init__(self) -> None:
+        self._flag = threading.Event()
+
+    def set(self) -> None:
+        self._flag.set()
+
+    def is_set(self) -> bool:
+        return self._flag.is_set()
+
+    def wait(self, cancelled: Callable[[], bool]) -> None:
+        """Blocks until set, or until `cancelled` says that it never will be."""
+        while not self._flag.wait(0.05):
+            if cancelled():
+                return
+
+
+class WorkerLane:
+    """A thread that runs what is put on it, in order.
+
+    After an exception or `cancel` the rest of the queue is skipped, but events are still set, so that nobody who
+    waits for the lane hangs; `raise_error` then tells.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._queue: SimpleQueue[Work | None] = SimpleQueue()
+        self._error: BaseException | None = None
+        self._skipping = False
+        self._thread = threading.Thread(target=self._serve, name=f"specstream-{name}", daemon=True)
+        self._thread.start()
+
+    def launch(self, work: Work) -> None:
+        self._queue.put(lambda: None if self._skipping else work())
+
+    def record(self, event: Event) -> None:
+        self._queue.put(event.set)
+
+    def wait(self, event: Event) -> None:
+        self._queue.put(lambda: event.wait(lambda: self._skipping))
+
+    def synchronize(self) -> None:
+        """Blocks until the lane is empty.
+
+        Raises:
+            The exception that stopped the lane, once.
+        """
+        done = Event()
+        self.record(done)
+        done.wait(lambda: not self._thread.is_alive())
+        self.raise_error()
+
+    def raise_error(self) -> None:
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+    def cancel(self) -> None:
+        """Skips what is queued, waits for what runs, and makes the lane usable again."""
+        self._skipping = True
+        done = Event()
+        self.record(done)
+        done.wait(lambda: not self._thread.is_alive())
+        self._skipping, self._error = False, None
+
+    def close(self) -> None:
+        self.cancel()
+        self._queue.put(None)
+        self._thread.join()
+
+    def _serve(self) -> None:
+        while (work := self._queue.get()) is not None:
+            try:
+                work()
+            except BaseException as error:
+                self._error, self._skipping = error, True

@@ -1,0 +1,209 @@
+"""The memory plan: every size resolved before anything is allocated, or refused with the figures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import psutil
+
+from specstream.errors import InvalidOption, OutOfBudget
+from specstream.graph import ModelSpec
+from specstream.kv import ChunkLayout
+from specstream.options import Options, format_size, parse_size
+
+MAX_GROUPS = 16
+"""Groups a layer and request that an automatic group size aims at: fewer and larger copies use the link better."""
+AUTO_SLOTS = 4
+HOST_SHARE = 0.8
+"""Part of the free host memory that an automatic host budget takes."""
+DEVICE_SHARE = 0.25
+"""Part of the free memory that an automatic device budget takes where the device is the host."""
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Sizes of everything, in bytes unless the name says otherwise."""
+
+    layout: ChunkLayout
+    max_model_len: int
+    """Tokens."""
+    chunks_per_group: int
+    staging_slots: int
+    tail_slots: int
+    """Device blocks of a request's tail."""
+    num_blocks: int
+    """Device blocks: tails and resident chunks of all requests."""
+    host_budget: int
+    extent_chunks: int
+    draft_kv: int
+    weights: int
+    draft_weights: int
+
+    def resident_chunks(self, total: int, free_blocks: int, empty_seats: int) -> int:
+        """Of a request's `total` chunks, how many stay on the device, so that every other empty seat keeps a tail."""
+        return _resident(total, free_blocks, empty_seats, self.tail_slots)
+
+    @property
+    def ring(self) -> int:
+        return self.staging_slots * self.chunks_per_group * self.layout.block_bytes
+
+    @property
+    def device_kv(self) -> int:
+        """All target KV on the device."""
+        return self.ring + self.num_blocks * self.layout.chunk_bytes
+
+    @property
+    def full_kv(self) -> int:
+        """KV of one request of `max_model_len` tokens."""
+        return self.layout.chunks_of(self.max_model_len) * self.layout.chunk_bytes
+
+    def __str__(self) -> str:
+        rows = {
+            "target weights": self.weights,
+            "draft weights": self.draft_weights,
+            "draft KV": self.draft_kv,
+            f"ring of {self.staging_slots} x {self.chunks_per_group} chunks": self.ring,
+            f"{self.num_blocks} blocks of {self.layout.chunk_tokens} tokens": self.device_kv - self.ring,
+            "host KV, at most": self.host_budget,
+            f"one request of {self.max_model_len} tokens": self.full_kv,
+        }
+        return "\n".join(f"{name:<36} {format_size(size):>12}" for name, size in rows.items())
+
+
+def tail_slots_for(num_speculative_tokens: int, chunk_tokens: int) -> int:
+    """Blocks a tail needs: what is being written out, the open chunk, and room for a round's rows, block-aligned."""
+    rows = num_speculative_tokens + 1
+    return 1 + 2 * -(-rows // chunk_tokens)
+
+
+def resolve_max_model_len(options: Options, target: ModelSpec) -> int:
+    """The longest request in tokens.
+
+    Raises:
+        InvalidOption: beyond the target's positions, or "auto" where the model states none.
+    """
+    if options.max_model_len == "auto":
+        if target.max_positions is None:
+            raise InvalidOption("max_model_len", "auto", "a number of tokens, since the model states no limit")
+        return target.max_positions
+    if target.max_positions is not None and options.max_model_len > target.max_positions:
+        factor = options.max_model_len / target.max_positions
+        raise InvalidOption(
+            "max_model_len",
+            options.max_model_len,
+            f"at most {target.max_positions}, the positions {target.name} covers",
+            f'Beyond that, load it with rope_parameters of rope_type "yarn" and factor {factor:.2g} or more.',
+        )
+    return options.max_model_len
+
+
+def plan_memory(
+    options: Options,
+    target: ModelSpec,
+    *,
+    weights: int,
+    draft_weights: int = 0,
+    draft_kv: int = 0,
+    free_host: int | None = None,
+) -> MemoryPlan:
+    """Resolves every "auto" and checks the budgets.
+
+    Args:
+        weights, draft_weights, draft_kv: bytes, for the account.
+        free_host: free host memory in bytes; None asks the system.
+
+    Raises:
+        OutOfBudget: a budget is less than what works; the text has the least that does.
+    """
+    max_len = resolve_max_model_len(options, target)
+    free = psutil.virtual_memory().available if free_host is None else free_host
+    chunk_tokens = _given(options.chunk_tokens, min(512, max(16, 1 << (max_len // 64).bit_length() - 1)))
+    layout = ChunkLayout.of(target, chunk_tokens)
+    request_chunks = layout.chunks_of(max_len)
+    tail = tail_slots_for(options.num_speculative_tokens, chunk_tokens)
+    least = _device_bytes(layout, _given(options.staging_slots, 1), _given(options.group_chunks, 1), tail)
+    most = layout.chunk_bytes * max(tail, request_chunks) * options.max_num_seqs
+    wanted_group = _given(options.group_chunks, -(-request_chunks // MAX_GROUPS))
+    wanted_slots = _given(options.staging_slots, AUTO_SLOTS)
+    if options.gpu_kv_budget == "auto":
+        ring = _device_bytes(layout, wanted_slots, wanted_group, 0)
+        budget = max(least, min(ring + most, int(free * DEVICE_SHARE)))
+    elif options.gpu_kv_budget == "min":
+        budget = least
+    else:
+        budget = parse_size("gpu_kv_budget", options.gpu_kv_budget)
+    if budget < least:
+        raise OutOfBudget(_too_small(options, target, layout, tail, budget, least))
+    slots, group = _shrink_ring(options, layout, tail, budget, wanted_slots, wanted_group)
+    num_blocks = min(
+        (budget - _device_bytes(layout, slots, group, 0)) // layout.chunk_bytes, most // layout.chunk_bytes
+    )
+    resident = _resident(request_chunks, num_blocks, options.max_num_seqs, tail)
+    host_chunks = request_chunks - resident
+    host_budget = (
+        int(free * HOST_SHARE)
+        if options.host_kv_budget == "auto"
+        else parse_size("host_kv_budget", options.host_kv_budget)
+    )
+    if host_chunks * layout.chunk_bytes > host_budget:
+        fits = (host_budget // layout.chunk_bytes + resident) * chunk_tokens
+        raise OutOfBudget(
+            f"a request of max_model_len={max_len} tokens needs {format_size(host_chunks * layout.chunk_bytes)} of "
+            f"host memory; host_kv_budget is {format_size(host_budget)}. max_model_len={fits} would fit, or a larger "
+            f"host_kv_budget or gpu_kv_budget"
+        )
+    return MemoryPlan(
+        layout=layout,
+        max_model_len=max_len,
+        chunks_per_group=group,
+        staging_slots=slots,
+        tail_slots=tail,
+        num_blocks=num_blocks,
+        host_budget=host_budget,
+        extent_chunks=min(request_chunks, host_budget // layout.chunk_bytes),
+        draft_kv=draft_kv,
+        weights=weights,
+        draft_weights=draft_weights,
+    )
+
+
+def _resident(total: int, free_blocks: int, empty_seats: int, tail: int) -> int:
+    blocks = max(min(total, tail), free_blocks - tail * (empty_seats - 1))
+    return total if blocks >= total else max(0, blocks - tail)
+
+
+def _given(option: int | str, automatic: int) -> int:
+    return option if isinstance(option, int) else automatic
+
+
+def _device_bytes(layout: ChunkLayout, slots: int, group: int, blocks: int) -> int:
+    return slots * group * layout.block_bytes + blocks * layout.chunk_bytes
+
+
+def _shrink_ring(
+    options: Options, layout: ChunkLayout, tail: int, budget: int, slots: int, group: int
+) -> tuple[int, int]:
+    """The largest automatic ring that leaves a tail: fewer slots first, then smaller groups."""
+    while _device_bytes(layout, slots, group, tail) > budget:
+        if options.staging_slots == "auto" and slots > 2:
+            slots -= 1
+        elif options.group_chunks == "auto" and group > 1:
+            group = -(-group // 2)
+        else:
+            slots -= 1
+    return slots, group
+
+
+def _too_small(options: Options, target: ModelSpec, layout: ChunkLayout, tail: int, budget: int, least: int) -> str:
+    text = (
+        f"gpu_kv_budget is {format_size(budget)}; the least that works is {format_size(least)} ({least} bytes): "
+        f"{tail} chunks of {layout.chunk_tokens} tokens for a tail and a ring. "
+    )
+    smaller = layout.chunk_tokens
+    while smaller > 1:
+        smaller //= 2
+        fitting = ChunkLayout.of(target, smaller)
+        blocks = tail_slots_for(options.num_speculative_tokens, smaller)
+        if _device_bytes(fitting, _given(options.staging_slots, 1), _given(options.group_chunks, 1), blocks) <= budget:
+            return text + f'Ways out: gpu_kv_budget="min", or chunk_tokens={smaller}, which fits'
+    return text + 'Way out: gpu_kv_budget="min"'

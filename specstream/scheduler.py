@@ -1,0 +1,139 @@
+"""Who runs: waiting and running requests, their seats and memory, and the rows each has in the next round."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from specstream.errors import OutOfBudget
+from specstream.kv import DeviceStore, HostStore, SequenceKV
+from specstream.memory import MemoryPlan
+from specstream.options import format_size
+from specstream.round_spec import SeatSpec
+from specstream.sequence import FinishReason, Sequence
+
+
+@dataclass
+class RequestRows:
+    """One request's part in a round, and what the round decided about it."""
+
+    sequence: Sequence
+    kv: SequenceKV
+    tokens: list[int]
+    """What its rows hold."""
+    prompt: bool
+    """Whether they are a part of its prompt: then all are committed whatever comes out."""
+    candidates: list[int]
+    logits: int
+    """How many of its last rows need logits: none while more of the prompt is to come."""
+    accepted: int = 0
+    produced: list[int] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    next_candidates: list[int] = field(default_factory=list)
+
+    @property
+    def committed(self) -> int:
+        """Rows whose KV stays."""
+        return len(self.tokens) - len(self.candidates) + self.accepted
+
+    def seat_spec(self, most_candidates: int) -> SeatSpec:
+        """Its structure; a verification is given the span of a full block, so that rounds look alike."""
+        kv = self.kv
+        certain = kv.length + (len(self.tokens) if self.prompt else 0)
+        return SeatSpec(
+            seat=self.sequence.seat,
+            resident=kv.resident,
+            tail_slots=kv.tail_slots,
+            streamed=kv.streamed,
+            offload=kv.offload_after(certain),
+            open=kv.length // kv.layout.chunk_tokens,
+            span=kv.span_of(len(self.tokens) if self.prompt else most_candidates + 1),
+        )
+
+
+@dataclass
+class Scheduler:
+    """First come, first served: a request waits until a seat, device blocks and host memory are free for all of it."""
+
+    memory: MemoryPlan
+    store: DeviceStore
+    host: HostStore
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    waiting: deque[Sequence] = field(default_factory=deque)
+    running: list[Sequence] = field(default_factory=list)
+    free_seats: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.free_seats = list(range(self.max_num_seqs))
+
+    def submit(self, sequence: Sequence) -> None:
+        """Queues a request.
+
+        Raises:
+            OutOfBudget: it would not fit even alone.
+        """
+        layout = self.memory.layout
+        total = layout.chunks_of(sequence.limit)
+        on_host = total - self.memory.resident_chunks(total, self.memory.num_blocks, self.max_num_seqs)
+        if on_host > self.memory.extent_chunks:
+            raise OutOfBudget(
+                f"a request of {sequence.limit} tokens needs {format_size(on_host * layout.chunk_bytes)} of host "
+                f"memory; host_kv_budget is {format_size(self.memory.host_budget)}. Ask for fewer tokens or compile "
+                f"with a larger host_kv_budget or gpu_kv_budget"
+            )
+        self.waiting.append(sequence)
+
+    def admit(self) -> list[Sequence]:
+        """Seats waiting requests, in order, as far as memory goes."""
+        admitted = []
+        while self.waiting and self.free_seats and self._seat(self.waiting[0]):
+            admitted.append(self.waiting.popleft())
+        self.running += admitted
+        return admitted
+
+    def _seat(self, sequence: Sequence) -> bool:
+        memory, layout = self.memory, self.memory.layout
+        total, free = layout.chunks_of(sequence.limit), len(self.store.free_blocks)
+        resident = memory.resident_chunks(total, free, len(self.free_seats))
+        blocks = min(total, resident + memory.tail_slots)
+        if blocks > free or total - resident > memory.extent_chunks:
+            return False
+        host = self.host.reserve(total - resident) if resident < total else None
+        if host is None and resident < total:
+            return False
+        sequence.kv = SequenceKV(layout, sequence.limit, resident, memory.tail_slots, self.store.take(blocks), host)
+        sequence.seat = self.free_seats.pop(0)
+        return True
+
+    def remove(self, sequence: Sequence) -> None:
+        """Takes a request out, running or waiting, and frees what it holds. Its copies must have ended."""
+        if sequence.kv is None:
+            self.waiting.remove(sequence)
+            return
+        self.store.give_back(sequence.kv.blocks)
+        if sequence.kv.host is not None:
+            self.host.release(sequence.kv.host, 0, sequence.kv.host.count)
+        self.free_seats = sorted([*self.free_seats, sequence.seat])
+        self.running.remove(sequence)
+
+    def choose_rows(self) -> list[RequestRows]:
+        """The next round: every request's candidates, or the next part of its prompt while the token budget lasts."""
+        rows = []
+        budget = self.max_num_batched_tokens
+        for sequence in self.running:
+            kv, tokens = sequence.kv, sequence.tokens
+            assert kv is not None
+            if kv.length < sequence.prompt_length:
+                count = min(sequence.prompt_length - kv.length, budget, kv.room)
+                if count > 0:
+                    budget -= count
+                    stop = kv.length + count
+                    last = int(stop == sequence.prompt_length)
+                    rows.append(RequestRows(sequence, kv, tokens[kv.length : stop], True, [], last))
+            else:
+                room = min(kv.room, sequence.limit - len(tokens))
+                candidates = sequence.candidates[: room - 1]
+                verified = [tokens[-1], *candidates]
+                rows.append(RequestRows(sequence, kv, verified, False, candidates, len(verified)))
+        return rows
