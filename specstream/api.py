@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +19,14 @@ from specstream.graph import ModelSpec, PartitionedModel
 from specstream.kv import DeviceStore, HostStore
 from specstream.memory import plan_memory, resolve_max_model_len
 from specstream.models.load import load_model
+from specstream.models.normalize import max_positions
 from specstream.options import Options
 from specstream.planner import Planner
 
 Model = nn.Module | str | Path
+
+DEVICE = "cpu"
+"""Where models loaded by name go: the device the executor runs on."""
 
 
 def compile(target: Model, draft: Model | None = None, *, dtype: Any = None, **options: Any) -> Engine:
@@ -38,13 +44,14 @@ def compile(target: Model, draft: Model | None = None, *, dtype: Any = None, **o
         OutOfBudget: memory that does not suffice, with the figures.
     """
     settings = Options.from_keywords(**options)
-    target_module, tokenizer, target_name = load_model(target, dtype=dtype)
+    target_module, tokenizer, target_name = load_model(target, dtype, DEVICE)
     limit = settings.max_model_len if isinstance(settings.max_model_len, int) else None
     target_model = compile_model(target_module, target_name, limit)
     draft_model = None
     if draft is not None and settings.drafting != "off":
-        draft_module, _, draft_name = load_model(draft, dtype=dtype)
-        draft_model = compile_model(draft_module, draft_name, None)
+        draft_module, _, draft_name = load_model(draft, dtype, DEVICE)
+        reach = min(resolve_max_model_len(settings, target_model.spec), max_positions(draft_module) or sys.maxsize)
+        draft_model = compile_model(draft_module, draft_name, reach)
     defaults = getattr(target_module, "generation_config", None)
     return build_engine(settings, target_model, draft_model, tokenizer, defaults)
 
@@ -62,9 +69,14 @@ def build_engine(
         InvalidOption: two models that do not go together.
         OutOfBudget: memory that does not suffice.
     """
+    if target.spec.device.type != DEVICE:
+        raise InvalidOption(
+            "target", f"a model on {target.spec.device}", f"a model on {DEVICE}", "Move it there first."
+        )
+    max_len = resolve_max_model_len(options, target.spec)
     if draft is not None:
-        _check_pair(target.spec, draft.spec)
-    window = DraftWindow(resolve_max_model_len(options, target.spec), options.draft_window, options.draft_sink)
+        _check_pair(target.spec, draft.spec, max_len)
+    window = DraftWindow(max_len, options.draft_window, options.draft_sink)
     memory = plan_memory(
         options,
         target.spec,
@@ -87,7 +99,7 @@ def build_engine(
     return Engine(options, memory, planner, executor, host, drafter, tokenizer, generation_config)
 
 
-def _check_pair(target: ModelSpec, draft: ModelSpec) -> None:
+def _check_pair(target: ModelSpec, draft: ModelSpec, max_len: int) -> None:
     if draft.vocab_size != target.vocab_size:
         raise InvalidOption(
             "draft",
@@ -97,3 +109,9 @@ def _check_pair(target: ModelSpec, draft: ModelSpec) -> None:
         )
     if draft.device != target.device:
         raise InvalidOption("draft", f"on {draft.device}", f"on the target's device, {target.device}")
+    if draft.max_positions is not None and draft.max_positions < max_len:
+        warnings.warn(
+            f"{draft.name} covers {draft.max_positions} positions and max_model_len is {max_len}: "
+            f"beyond {draft.max_positions} tokens nothing is drafted",
+            stacklevel=3,
+        )

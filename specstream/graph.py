@@ -59,7 +59,7 @@ class ModelSpec:
 def fx_op_counts(gm: fx.GraphModule) -> Counter[str]:
     """Calls of a graph by the short name of their target."""
     calls = (node for node in gm.graph.nodes if node.op.startswith("call"))
-    return Counter(getattr(n.target, "__name__", str(n.target)) for n in calls)
+    return Counter(str(getattr(n.target, "__name__", n.target)).removesuffix(".default") for n in calls)
 
 
 @dataclass(frozen=True)

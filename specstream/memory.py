@@ -117,7 +117,7 @@ def plan_memory(
     """
     max_len = resolve_max_model_len(options, target)
     free = psutil.virtual_memory().available if free_host is None else free_host
-    chunk_tokens = _given(options.chunk_tokens, min(512, max(16, 1 << (max_len // 64).bit_length() - 1)))
+    chunk_tokens = _given(options.chunk_tokens, min(512, max(16, 1 << max(0, (max_len // 64).bit_length() - 1))))
     layout = ChunkLayout.of(target, chunk_tokens)
     request_chunks = layout.chunks_of(max_len)
     tail = tail_slots_for(options.num_speculative_tokens, chunk_tokens)

@@ -1,6 +1,7 @@
 """What holds for every test: threads, the Triton interpreter, Hypothesis profiles, what needs a GPU."""
 
 import importlib.util
+import logging
 import os
 import sys
 from pathlib import Path
@@ -26,6 +27,10 @@ if not HAS_CUDA and importlib.util.find_spec("triton") is not None:
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 torch.set_num_threads(2)
+
+# pytest attaches its log capture to every logger that does not propagate. On this one torch would then write
+# a full trace of each compilation, which takes longer than the compilation.
+logging.getLogger("torch.__trace").propagate = True
 
 settings.register_profile(
     "default",

@@ -1,0 +1,36 @@
+"""From a model to its pieces: capture, the passes on the model graph, the probe."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from specstream.capture import capture, forward_of
+from specstream.graph import PartitionedModel
+from specstream.passes.canonicalize import Canonicalize
+from specstream.passes.partition import Partition
+from specstream.passes.select_logits import SelectLogits
+from specstream.passes.stream_attention import StreamAttention
+from specstream.pipeline import Pass, PassRunner
+from specstream.probe import probe
+
+
+def model_passes(max_model_len: int | None) -> tuple[Pass, ...]:
+    """The passes on the model graph, in order."""
+    return (
+        Canonicalize(max_model_len),  # first: the others know one form of attention only
+        StreamAttention(),  # needs the canonical form; from here on the spec lists the attentions
+        SelectLogits(),  # before the cut, while head and output are in one graph
+        Partition(),  # last: it turns the graph into pieces
+    )
+
+
+def compile_model(model: nn.Module, name: str, max_model_len: int | None) -> PartitionedModel:
+    """Captures a model, cuts it at its attentions and proves the result against the model's own forward.
+
+    Raises:
+        UnsupportedModel: if the model cannot be represented exactly.
+    """
+    captured = capture(model, name=name, max_model_len=max_model_len)
+    partitioned: PartitionedModel = PassRunner(title=name).run(model_passes(max_model_len), captured)
+    probe(forward_of(model), partitioned, max_model_len=max_model_len)
+    return partitioned
