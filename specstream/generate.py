@@ -18,6 +18,65 @@ DEFAULT_NEW_TOKENS = 20
 """As transformers has it when neither the call nor the model says."""
 
 
+_CHANGES_TEXT: dict[str, Any] = {
+    "min_length": 0,
+    "min_new_tokens": 0,
+    "num_beams": 1,
+    "num_return_sequences": 1,
+    "repetition_penalty": 1.0,
+    "encoder_repetition_penalty": 1.0,
+    "no_repeat_ngram_size": 0,
+    "guidance_scale": 1.0,
+    "token_healing": False,
+}
+_CHANGES_TEXT |= dict.fromkeys(
+    (
+        "bad_words_ids",
+        "begin_suppress_tokens",
+        "constraints",
+        "dola_layers",
+        "exponential_decay_length_penalty",
+        "force_words_ids",
+        "forced_bos_token_id",
+        "forced_eos_token_id",
+        "max_time",
+        "penalty_alpha",
+        "sequence_bias",
+        "stop_strings",
+        "suppress_tokens",
+        "watermarking_config",
+    )
+)
+"""Settings of a generation_config that change greedy text, and, beside None, the value at which they do not."""
+
+_SAMPLING = {
+    "do_sample",
+    "temperature",
+    "top_k",
+    "top_p",
+    "top_h",
+    "min_p",
+    "typical_p",
+    "epsilon_cutoff",
+    "eta_cutoff",
+}
+_BEAMS = {"length_penalty", "early_stopping", "num_beam_groups", "diversity_penalty"}
+_ENDING = {"max_length", "max_new_tokens", "bos_token_id", "eos_token_id", "pad_token_id"}
+_RUNNING = {
+    "_from_model_config",
+    "use_cache",
+    "cache_implementation",
+    "cache_config",
+    "transformers_version",
+    "compile_config",
+}
+_ASSISTING = {"num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold"}
+_HONOURED_OR_WITHOUT_EFFECT = _SAMPLING | _BEAMS | _ENDING | _RUNNING | _ASSISTING
+_NEUTRAL = {"repetition_penalty": 1.0, "num_beams": 1, "num_return_sequences": 1, "no_repeat_ngram_size": 0}
+_NEUTRAL |= {"min_length": 0, "encoder_repetition_penalty": 1.0, "encoder_no_repeat_ngram_size": 0}
+"""Settings of a generation_config that change nothing."""
+
+
 @dataclass(frozen=True)
 class GenerateOutput:
     """What `generate` returns with `return_dict_in_generate=True`."""
@@ -63,10 +122,12 @@ def generate(
     for name, value in refused.items():
         raise InvalidOption(name, value, "an argument of specstream's generate", "Leave it out.")
     defaults = engine.generation_config
+    _refuse_defaults(defaults)
     if do_sample is None:
         do_sample = bool(getattr(defaults, "do_sample", False))
     if do_sample:
         raise InvalidOption("do_sample", True, "False: decoding is greedy", "Pass do_sample=False.")
+    _check_settings(defaults)
     rows, prompts = _prompts(input_ids, attention_mask)
     if streamer is not None and len(prompts) > 1:
         raise InvalidOption("streamer", f"a batch of {len(prompts)}", "a batch of one")
@@ -89,6 +150,16 @@ def generate(
     return GenerateOutput(sequences, tuple(outputs)) if return_dict_in_generate else sequences
 
 
+def _check_settings(generation_config: Any) -> None:
+    """Refuses what the model's generation_config sets and greedy decoding here would ignore."""
+    if generation_config is None:
+        return
+    for name, value in generation_config.to_diff_dict().items():
+        if name not in _HONOURED_OR_WITHOUT_EFFECT and value is not None and value != _NEUTRAL.get(name, False):
+            way_out = f"Set model.generation_config.{name} = None if that is what you want."
+            raise InvalidOption(f"generation_config.{name}", value, "None: it is not supported", way_out)
+
+
 def _prompts(input_ids: Tensor | Seq[Seq[int]], attention_mask: Tensor | None) -> tuple[Tensor, list[list[int]]]:
     """The batch as a tensor, and each prompt without its padding."""
     if not isinstance(input_ids, Tensor):
@@ -109,6 +180,15 @@ def _prompts(input_ids: Tensor | Seq[Seq[int]], attention_mask: Tensor | None) -
         shape = f"shape {tuple(attention_mask.shape)}"
         raise InvalidOption("attention_mask", shape, f"the shape of input_ids, {tuple(input_ids.shape)}")
     return input_ids, [row[keep.bool()].tolist() for row, keep in zip(input_ids, attention_mask, strict=True)]
+
+
+def _refuse_defaults(defaults: Any) -> None:
+    """What the model's own generation_config asks for is honoured or refused, too."""
+    for name, neutral in _CHANGES_TEXT.items():
+        value = getattr(defaults, name, None)
+        if value is not None and value != neutral:
+            way_out = f"Set generation_config.{name} of the model to None if that is acceptable."
+            raise InvalidOption(f"generation_config.{name}", value, "None: it would change the text", way_out)
 
 
 def _new_tokens(defaults: Any, max_new_tokens: int | None, max_length: int | None, width: int) -> int:

@@ -33,14 +33,17 @@ class Planner:
     model: PartitionedModel
     profile: DeviceProfile
     draft_weight_bytes: int = 0
-    runner: PassRunner = field(default_factory=lambda: PassRunner("round"))
+    num_planned: int = 0
+    runner: PassRunner | None = None
+    """Of the latest plan: what its passes did."""
     _plans: OrderedDict[RoundSpec, Plan] = field(default_factory=OrderedDict)
 
     def plan(self, spec: RoundSpec) -> Plan:
         plan = self._plans.get(spec)
         if plan is None:
-            passes = round_passes(spec, self.profile, self.draft_weight_bytes)
-            plan = self.runner.run(passes, self.model)
+            self.runner = PassRunner(f"round_{self.num_planned:04d}")
+            self.num_planned += 1
+            plan = self.runner.run(round_passes(spec, self.profile, self.draft_weight_bytes), self.model)
             self._plans[spec] = plan
             if len(self._plans) > KEPT_PLANS:
                 self._plans.popitem(last=False)
