@@ -102,7 +102,9 @@ class Drafter:
         """First draft step: catches up with each request's committed tokens and proposes one more for each."""
         pending: dict[int, list[int]] = {}
         for seat, tokens in contexts.items():
-            state = self._seats.setdefault(seat, self._new_seat())
+            if seat not in self._seats:
+                self._seats[seat] = self._new_seat()
+            state = self._seats[seat]
             state.align(tokens)
             pending[seat] = tokens[len(state.cached) :]
         while any(len(tokens) > FEED_TOKENS for tokens in pending.values()):

@@ -158,8 +158,9 @@ class Engine:
             Whatever went wrong in the round; no request has then moved, and the step can be tried again.
         """
         self._check_open()
-        undelivered, self._undelivered = self._undelivered, []
-        return undelivered + self.run_round()
+        outputs = self.run_round()
+        undelivered, self._undelivered = self._undelivered, []  # after the round: if it fails, they wait for the next
+        return undelivered + outputs
 
     def hand_over(self, outputs: list[StepOutput]) -> None:
         """Keeps outputs of requests that somebody else submitted for the next `step`."""

@@ -149,8 +149,8 @@ def plan_memory(
         fits = (host_budget // layout.chunk_bytes + resident) * chunk_tokens
         raise OutOfBudget(
             f"a request of max_model_len={max_len} tokens needs {format_size(host_chunks * layout.chunk_bytes)} of "
-            f"host memory; host_kv_budget is {format_size(host_budget)}. max_model_len={fits} would fit, or a larger "
-            f"host_kv_budget or gpu_kv_budget"
+            f"host memory; host_kv_budget is {format_size(host_budget)}. "
+            f"{f'max_model_len={fits} would fit, or' if fits else 'Way out:'} a larger host_kv_budget or gpu_kv_budget"
         )
     return MemoryPlan(
         layout=layout,
