@@ -155,7 +155,8 @@ class Engine:
             What was produced, for each request that produced something.
 
         Raises:
-            Whatever went wrong in the round; no request has then moved, and the step can be tried again.
+            Whatever went wrong in the round; no request has then moved, and the step can be tried again. (An
+            interrupt that strikes after the round, while its results are noted, cancels all requests.)
         """
         self._check_open()
         outputs = self.run_round()
@@ -185,7 +186,11 @@ class Engine:
                 self._forget_drafts(row.sequence)
             raise
         self._last = (plan, _seating(rows))
-        outputs = [self._commit(row, plan) for row in rows]
+        try:
+            outputs = [self._commit(row, plan) for row in rows]
+        except BaseException:  # an interrupt between two assignments: some request may be half moved
+            self._cancel_all()
+            raise
         self._counters.count_round(rows, plan.spec.streamed_bytes, time.perf_counter() - start)
         return [output for output in outputs if output is not None]
 

@@ -44,7 +44,10 @@ class CpuExecutor:
     ) -> None:
         """`copy(destination, source)` moves chunks between the tiers; it runs on the threads of the copy lanes."""
         self.model, self.store = model, store
-        self.reset_counters()
+        self.streamed_bytes = 0
+        """Bytes of history from the host that rounds have attended to; failed rounds do not count."""
+        self.link_bytes = 0
+        """Bytes that fetches have moved: the streamed ones, and those fetched ahead and dropped."""
         self._copy = copy
         self._attention = attention or LayerAttention(store)
         self._workers = {lane: WorkerLane(lane.value) for lane in (Lane.LINK, Lane.STORE)}
@@ -60,9 +63,11 @@ class CpuExecutor:
         Raises:
             Whatever a piece, a copy, `batch.accept` or `batch.draft` raised. The executor is drained then.
         """
+        streamed_before = self.streamed_bytes
         try:
             self._run(plan, batch)
         except BaseException:
+            self.streamed_bytes = streamed_before
             self.drain()
             raise
         finally:
@@ -70,10 +75,7 @@ class CpuExecutor:
             self._attention.states.clear()
 
     def reset_counters(self) -> None:
-        self.streamed_bytes = 0
-        """Bytes of history from the host that rounds have attended to."""
-        self.link_bytes = 0
-        """Bytes that fetches have moved: the streamed ones, and those fetched ahead and dropped."""
+        self.streamed_bytes = self.link_bytes = 0
 
     def drain(self) -> None:
         """Drops every fetch in flight and starts the ring afresh."""

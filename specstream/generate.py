@@ -128,9 +128,6 @@ def generate(
     if do_sample:
         raise InvalidOption("do_sample", True, "False: decoding is greedy", "Pass do_sample=False.")
     _check_settings(defaults)
-    rows, prompts = _prompts(input_ids, attention_mask)
-    if streamer is not None and len(prompts) > 1:
-        raise InvalidOption("streamer", f"a batch of {len(prompts)}", "a batch of one")
     if eos_token_id is None:
         eos_token_id = getattr(defaults, "eos_token_id", None)
     ends = [] if eos_token_id is None else [eos_token_id] if isinstance(eos_token_id, int) else list(eos_token_id)
@@ -138,6 +135,9 @@ def generate(
         pad_token_id = getattr(defaults, "pad_token_id", None)
     if pad_token_id is None:
         pad_token_id = ends[0] if ends else 0
+    rows, prompts = _prompts(input_ids, attention_mask, pad_token_id)
+    if streamer is not None and len(prompts) > 1:
+        raise InvalidOption("streamer", f"a batch of {len(prompts)}", "a batch of one")
     budget = _new_tokens(defaults, max_new_tokens, max_length, rows.shape[1])
     if streamer is not None:
         streamer.put(rows.cpu())
@@ -160,16 +160,18 @@ def _check_settings(generation_config: Any) -> None:
             raise InvalidOption(f"generation_config.{name}", value, "None: it is not supported", way_out)
 
 
-def _prompts(input_ids: Tensor | Seq[Seq[int]], attention_mask: Tensor | None) -> tuple[Tensor, list[list[int]]]:
+def _prompts(
+    input_ids: Tensor | Seq[Seq[int]], attention_mask: Tensor | None, pad_token_id: int
+) -> tuple[Tensor, list[list[int]]]:
     """The batch as a tensor, and each prompt without its padding."""
     if not isinstance(input_ids, Tensor):
         lists = [list(row) for row in input_ids]
         width = max((len(row) for row in lists), default=0)
         mask = [[0] * (width - len(row)) + [1] * len(row) for row in lists]
-        padded = [[0] * (width - len(row)) + row for row in lists]
+        padded = [[pad_token_id] * (width - len(row)) + row for row in lists]
         if not lists or not width:
             raise InvalidOption("input_ids", input_ids, "at least one prompt of at least one token")
-        return _prompts(torch.tensor(padded), torch.tensor(mask) if attention_mask is None else attention_mask)
+        return _prompts(torch.tensor(padded), torch.tensor(mask) if attention_mask is None else attention_mask, 0)
     if input_ids.dim() != 2 or not input_ids.numel():
         raise InvalidOption("input_ids", f"shape {tuple(input_ids.shape)}", "shape [batch, length], neither of them 0")
     if input_ids.dtype not in (torch.int64, torch.int32):

@@ -26,7 +26,7 @@ if not HAS_CUDA and importlib.util.find_spec("triton") is not None:
 # Nothing is ever fetched: the tests use what the checkout holds.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-torch.set_num_threads(2)
+torch.set_num_threads(1)
 
 # pytest attaches its log capture to every logger that does not propagate. On this one torch would then write
 # a full trace of each compilation, which takes longer than the compilation.

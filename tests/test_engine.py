@@ -1,0 +1,572 @@
+"""The engine as its caller sees it: requests, rounds, errors, limits, results, counters."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._dynamo.utils import counters
+from transformers import GenerationConfig
+
+from specstream.engine import Engine, StepOutput
+from specstream.errors import EngineClosed, InvalidOption
+from specstream.generate import GenerateOutput
+from specstream.options import Options
+from specstream.sequence import FinishReason
+from specstream.speculate import accept_greedy
+from tests.helpers import Request, captured, check_free, make_engine, model, prompt, reference, serve
+
+NEW_TOKENS = 24
+OPTIONS: dict[str, Any] = {
+    "chunk_tokens": 4,
+    "max_model_len": 64,
+    "gpu_kv_budget": "64KiB",
+    "max_num_seqs": 3,
+    "num_speculative_tokens": 3,
+    "debug": True,
+}
+
+
+def best(ids: tuple[int, ...], count: int = NEW_TOKENS, target: nn.Module | None = None) -> list[int]:
+    return reference(target or model("qwen3"), ids, NEW_TOKENS).tokens[:count]
+
+
+def new_engine(**changes: Any) -> Engine:
+    return make_engine(model("qwen3"), model("qwen3"), **OPTIONS | changes)
+
+
+def step_to_end(engine: Engine) -> dict[int, list[int]]:
+    """Tokens of each request, from steps alone."""
+    tokens: dict[int, list[int]] = {}
+    while engine.has_unfinished:
+        for output in engine.step():
+            tokens.setdefault(output.request_id, []).extend(output.new_token_ids)
+    return tokens
+
+
+# Requests
+
+
+def test_requests_join_and_leave_between_rounds() -> None:
+    requests = [Request(prompt(5 + 3 * i), 6 + 4 * (i % 3), joins=2 * i) for i in range(6)]
+    requests[1].leaves = 2
+    with new_engine() as engine:
+        serve(engine, requests)
+    for request in requests:
+        assert request.output is not None
+        if request.leaves is None:
+            assert request.tokens == best(request.prompt, request.max_new_tokens)
+            assert request.output.finish_reason == "length"
+        else:
+            assert request.tokens == best(request.prompt, len(request.tokens))
+            assert request.output.finish_reason == "cancelled"
+    assert requests[1].output is not None
+
+
+def test_cancel_of_waiting_running_and_unknown_requests() -> None:
+    with new_engine(max_num_seqs=1) as engine:
+        running, waiting = (engine.submit(prompt(9, i), max_new_tokens=12) for i in range(2))
+        (first,) = engine.step()
+        assert (first.request_id, first.finished, first.finish_reason) == (running, False, None)
+        gone = engine.cancel(waiting)
+        assert gone is not None
+        assert (gone.token_ids, gone.finish_reason) == ([], FinishReason.CANCELLED)
+        gone = engine.cancel(running)
+        assert gone is not None
+        assert (gone.request_id, gone.token_ids) == (running, best(prompt(9), 1))
+        assert engine.cancel(running) is None
+        assert engine.cancel(99) is None
+        assert not engine.has_unfinished
+        assert engine.step() == []
+        check_free(engine)
+
+
+def test_ids_are_never_used_twice() -> None:
+    with new_engine() as engine:
+        ids = []
+        for _ in range(3):
+            ids.append(engine.submit(prompt(4), max_new_tokens=2))
+            step_to_end(engine)
+        assert len(set(ids)) == 3
+
+
+def test_reset_cancels_everything_and_zeroes_the_counters() -> None:
+    with new_engine() as engine:
+        blank = engine.metrics()
+        for i in range(5):
+            engine.submit(prompt(9, i), max_new_tokens=12)
+        engine.step()
+        engine.hand_over(engine.step())
+        assert engine.metrics() != blank
+        engine.reset()
+        assert engine.metrics() == blank
+        assert not engine.has_unfinished
+        check_free(engine)
+        assert engine.generate([list(prompt(9))], max_new_tokens=8).tolist() == [[*prompt(9), *best(prompt(9), 8)]]  # type: ignore[union-attr]
+
+
+def test_a_closed_engine_refuses_everything_and_closes_twice() -> None:
+    engine = new_engine()
+    engine.submit(prompt(9), max_new_tokens=12)
+    engine.step()
+    engine.close()
+    engine.close()
+    text = "the engine is closed; make a new one with specstream.compile"
+    calls: tuple[Callable[[], object], ...] = (
+        lambda: engine.submit(prompt(3), max_new_tokens=1),
+        engine.step,
+        engine.reset,
+        lambda: engine.cancel(0),
+        lambda: engine.generate([[1]], max_new_tokens=1),
+    )
+    for call in calls:
+        with pytest.raises(EngineClosed) as error:
+            call()
+        assert str(error.value) == text
+    assert engine._host.extents == []
+
+
+# Rounds of several callers
+
+
+def test_generate_keeps_the_outputs_of_other_requests() -> None:
+    with new_engine() as engine:
+        other = engine.submit(prompt(9), max_new_tokens=20)
+        seen = [token for output in engine.step() for token in output.new_token_ids]
+        out = engine.generate([list(prompt(5))], max_new_tokens=20)
+        assert isinstance(out, Tensor)
+        assert out[0, 5:].tolist() == best(prompt(5), 20)
+        assert engine.has_unfinished
+        rest = step_to_end(engine)
+        assert seen + rest[other] == best(prompt(9), 20)
+        check_free(engine)
+
+
+def test_outputs_kept_for_others_survive_a_failing_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    with new_engine() as engine:
+        other = engine.submit(prompt(9), max_new_tokens=20)
+        engine.generate([list(prompt(5))], max_new_tokens=6)
+        with monkeypatch.context() as patch:
+            patch.setattr(engine._executor, "run", failing(Fault("run")))
+            with pytest.raises(Fault):
+                engine.step()
+        assert step_to_end(engine)[other] == best(prompt(9), 20)
+
+
+# Errors in a round
+
+
+class Fault(Exception):
+    """An injected error."""
+
+
+def failing(error: BaseException, after: int = 0, work: Callable[..., Any] | None = None) -> Callable[..., Any]:
+    """A function that works `after` times, then fails once, then works."""
+    calls = 0
+
+    def call(*arguments: Any, **keywords: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == after + 1:
+            raise error
+        return work(*arguments, **keywords) if work else None
+
+    return call
+
+
+def inject(where: str, error: BaseException, after: int, engine: Engine, patch: pytest.MonkeyPatch) -> None:
+    executor, drafter = engine._executor, engine._drafter
+    assert drafter is not None
+    if where in ("fetch", "offload"):
+        ring = executor.store.ring.untyped_storage().data_ptr()
+        failing_copy = failing(error, after, executor._copy)
+        plain_copy = executor._copy
+
+        def copy(destination: Tensor, source: Tensor) -> None:
+            fetch = destination.untyped_storage().data_ptr() == ring
+            (failing_copy if fetch == (where == "fetch") else plain_copy)(destination, source)
+
+        patch.setattr(executor, "_copy", copy)
+    elif where == "piece":
+        work = executor._work
+        patch.setattr(executor, "_work", failing(error, after, work))
+    elif where == "append":
+        attention = executor._attention
+        patch.setattr(attention, "append", failing(error, after, attention.append))
+    elif where == "draft start":
+        patch.setattr(drafter, "start", failing(error, after, drafter.start))
+    elif where == "draft":
+        patch.setattr(drafter, "_attend", failing(error, after, drafter._attend))
+    elif where == "accept":
+        patch.setattr("specstream.engine.accept_greedy", failing(error, after, accept_greedy))
+    elif where == "plan":
+        planner = engine._planner
+        patch.setattr(planner, "plan", failing(error, after, planner.plan))
+    else:
+        raise AssertionError(where)
+
+
+PLACES = ("fetch", "offload", "piece", "append", "draft start", "draft", "accept", "plan")
+
+
+@pytest.mark.parametrize("where", PLACES)
+@pytest.mark.parametrize("error", [Fault, KeyboardInterrupt])
+@pytest.mark.parametrize("after", [0, 3, 8])
+def test_a_failed_step_can_be_tried_again(
+    where: str, error: type[BaseException], after: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with new_engine(gpu_kv_budget="32KiB", max_num_batched_tokens=7) as engine:
+        inject(where, error("injected"), after, engine, monkeypatch)
+        wanted = {engine.submit(prompt(length), max_new_tokens=20): prompt(length) for length in (13, 18)}
+        tokens: dict[int, list[int]] = {number: [] for number in wanted}
+        failures = 0
+        while engine.has_unfinished:
+            before = {s.request_id: (list(s.tokens), s.kv and s.kv.length) for s in engine._scheduler.running}
+            try:
+                outputs = engine.step()
+            except error:
+                failures += 1
+                for sequence in engine._scheduler.running:  # none has moved
+                    if sequence.request_id in before:
+                        assert before[sequence.request_id] == (sequence.tokens, sequence.kv and sequence.kv.length)
+                outputs = []
+            for output in outputs:
+                tokens[output.request_id] += output.new_token_ids
+        assert failures <= 1
+        assert failures == 1 or after > 0 or where == "fetch"  # one fetched ahead is fetched again if it failed
+        for number, ids in wanted.items():
+            assert tokens[number] == best(ids, 20)
+        check_free(engine)
+
+
+@pytest.mark.parametrize("error", [Fault, KeyboardInterrupt])
+def test_an_interrupted_generate_frees_its_requests_and_no_others(
+    error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with new_engine() as engine:
+        other = engine.submit(prompt(9), max_new_tokens=20)
+        inject("accept", error("injected"), 5, engine, monkeypatch)
+        with pytest.raises(error, match="injected"):
+            engine.generate([list(prompt(5)), list(prompt(6))], max_new_tokens=20)
+        assert [s.request_id for s in engine._scheduler.running] == [other]
+        assert not engine._scheduler.waiting
+        assert step_to_end(engine)[other] == best(prompt(9), 20)
+        check_free(engine)
+
+
+def test_a_streamer_that_fails_ends_its_request() -> None:
+    class Bad:
+        def put(self, value: Tensor) -> None:
+            if value.numel() == 1:
+                raise Fault("streamer")
+
+        def end(self) -> None:
+            """Never called."""
+
+    with new_engine() as engine:
+        with pytest.raises(Fault):
+            engine.generate([list(prompt(5))], max_new_tokens=9, streamer=Bad())
+        assert not engine.has_unfinished
+        check_free(engine)
+
+
+# What is refused, and how
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"prompt": []}, "prompt: got []; allowed: at least one token. Start from the model's first special token."),
+        ({"prompt": [1, 96]}, "prompt: got 96; allowed: token ids from 0 to 95."),
+        ({"prompt": [-1]}, "prompt: got -1; allowed: token ids from 0 to 95."),
+        ({"prompt": [True]}, "prompt: got True; allowed: token ids from 0 to 95."),
+        ({"prompt": [1.0]}, "prompt: got 1.0; allowed: token ids from 0 to 95."),
+        ({"max_new_tokens": 0}, "max_new_tokens: got 0; allowed: an integer from 1."),
+        ({"max_new_tokens": 2.0}, "max_new_tokens: got 2.0; allowed: an integer from 1."),
+        (
+            {"prompt": [1] * 64},
+            "prompt: got '64 tokens'; allowed: at most 63 tokens, since max_model_len is 64 and output needs room. "
+            "Shorten the prompt or compile with a larger max_model_len.",
+        ),
+    ],
+)
+def test_requests_that_submit_refuses(arguments: dict[str, Any], text: str) -> None:
+    with new_engine() as engine:
+        with pytest.raises(InvalidOption) as error:
+            engine.submit(**dict[str, Any](prompt=[1, 2], max_new_tokens=4) | arguments)
+        assert str(error.value) == text
+        assert not engine.has_unfinished
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (
+            {"temperature": 0.5},
+            "temperature: got 0.5; allowed: an argument of specstream's generate. Leave it out.",
+        ),
+        ({"num_beams": 2}, "num_beams: got 2; allowed: an argument of specstream's generate. Leave it out."),
+        ({"do_sample": True}, "do_sample: got True; allowed: False: decoding is greedy. Pass do_sample=False."),
+        ({"streamer": object()}, "streamer: got 'a batch of 2'; allowed: a batch of one."),
+        ({"max_length": 3}, "max_length: got 3; allowed: more than the 3 tokens of the prompt."),
+        (
+            {"attention_mask": torch.ones(2, 2)},
+            "attention_mask: got 'shape (2, 2)'; allowed: the shape of input_ids, (2, 3).",
+        ),
+        (
+            {"input_ids": torch.ones(3)},
+            "input_ids: got 'shape (3,)'; allowed: shape [batch, length], neither of them 0.",
+        ),
+        ({"input_ids": torch.ones(2, 3)}, "input_ids: got torch.float32; allowed: int64 or int32 token ids."),
+    ],
+)
+def test_arguments_that_generate_refuses(arguments: dict[str, Any], text: str) -> None:
+    with new_engine() as engine:
+        with pytest.raises(InvalidOption) as error:
+            engine.generate(**dict[str, Any](input_ids=torch.ones(2, 3, dtype=torch.int64)) | arguments)
+        assert str(error.value) == text
+        assert not engine.has_unfinished
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("repetition_penalty", 1.3), ("suppress_tokens", [5]), ("no_repeat_ngram_size", 2), ("num_beams", 3)],
+)
+def test_what_the_models_own_generation_config_asks_for_is_not_ignored(name: str, value: Any) -> None:
+    with new_engine() as engine:
+        engine.generation_config = GenerationConfig(max_new_tokens=5, **{name: value})
+        with pytest.raises(InvalidOption) as error:
+            engine.generate([[1, 2]])
+        assert str(error.value) == (
+            f"generation_config.{name}: got {value!r}; allowed: None: it would change the text. "
+            f"Set generation_config.{name} of the model to None if that is acceptable."
+        )
+        engine.generation_config = GenerationConfig(max_new_tokens=5, repetition_penalty=1.0, min_length=0, num_beams=1)
+        assert isinstance(engine.generate([[1, 2]]), Tensor)
+
+
+def test_options_that_are_refused() -> None:
+    with pytest.raises(InvalidOption, match=r"^num_candidates: got 3; allowed: no such option; the options"):
+        new_engine(num_candidates=3)
+    for name, value, allowed in (
+        ("num_speculative_tokens", 0, "an integer from 1 to 128"),
+        ("num_speculative_tokens", True, "an integer from 1 to 128"),
+        ("num_speculative_tokens", "auto", "an integer from 1 to 128"),
+        ("chunk_tokens", 1.5, 'an integer from 1 to 1048576 or "auto"'),
+        ("max_num_seqs", 0, "an integer from 1 to 4096"),
+        ("staging_slots", -1, 'an integer from 1 to 1024 or "auto"'),
+        ("draft_window", 0, "a positive integer or None (keep everything)"),
+        ("draft_sink", -1, "an integer from 0"),
+        ("gpu_kv_budget", "4 GiBs", 'a positive number of bytes or text such as "4GiB"'),
+        ("host_kv_budget", 0, 'a positive number of bytes or text such as "4GiB"'),
+        ("debug", 1, "True or False"),
+    ):
+        with pytest.raises(InvalidOption) as error:
+            Options.from_keywords(**{name: value})
+        assert str(error.value) == f"{name}: got {value!r}; allowed: {allowed}."
+
+
+# Limits
+
+
+@pytest.mark.parametrize("depth", [1, 3, 8])
+def test_max_new_tokens_is_exact(depth: int) -> None:
+    with new_engine(num_speculative_tokens=depth, gpu_kv_budget="min") as engine:
+        for count in range(1, 14):
+            request = Request(prompt(10), count)
+            serve(engine, [request])
+            assert request.output is not None
+            assert request.tokens == best(prompt(10), count)
+            assert request.output.finish_reason == "length"
+
+
+@pytest.mark.parametrize("depth", [1, 3, 8])
+def test_max_model_len_is_exact_at_every_offset(depth: int) -> None:
+    for limit in range(20, 29):  # two chunks of four, and one more
+        with new_engine(num_speculative_tokens=depth, max_model_len=limit, gpu_kv_budget="min") as engine:
+            requests = [Request(prompt(length), 99) for length in (limit - 1, limit - 2, 9)]
+            serve(engine, requests)
+            for request in requests:
+                assert request.output is not None
+                assert request.tokens == best(request.prompt, limit - len(request.prompt))
+                assert request.output.finish_reason == "length"
+
+
+# generate
+
+
+def transformers_batch(target: Any, ids: Tensor, mask: Tensor, **arguments: Any) -> Tensor:
+    out = target.generate(ids, attention_mask=mask, do_sample=False, **arguments)
+    assert isinstance(out, Tensor)
+    return out
+
+
+def test_a_left_padded_batch_equals_transformers() -> None:
+    target, pad = model("qwen3"), 7
+    prompts = [prompt(3), prompt(11), prompt(8, 1)]
+    ids = torch.tensor([[pad] * (11 - len(p)) + list(p) for p in prompts])
+    mask = torch.tensor([[0] * (11 - len(p)) + [1] * len(p) for p in prompts])
+    end = best(prompts[0], 6)[5]
+    with new_engine() as engine:
+        for arguments in (
+            {"max_new_tokens": 12},
+            {"max_new_tokens": 12, "eos_token_id": end, "pad_token_id": pad},
+            {"max_new_tokens": 12, "eos_token_id": [end, best(prompts[1], 3)[2]], "pad_token_id": pad},
+            {"max_length": 20},
+            {},
+        ):
+            theirs = transformers_batch(target, ids, mask, **arguments)
+            ours = engine.generate(ids, attention_mask=mask, **arguments)
+            assert isinstance(ours, Tensor)
+            assert ours.dtype == theirs.dtype
+            assert ours.tolist() == theirs.tolist()
+
+
+def test_a_right_padded_batch_has_transformers_shape_and_each_rows_own_text() -> None:
+    target, pad = model("qwen3"), 7
+    prompts = [prompt(3), prompt(11), prompt(8, 1)]
+    ids = torch.tensor([list(p) + [pad] * (11 - len(p)) for p in prompts])
+    mask = torch.tensor([[1] * len(p) + [0] * (11 - len(p)) for p in prompts])
+    with new_engine() as engine:
+        ours = engine.generate(ids, attention_mask=mask, max_new_tokens=9)
+        assert isinstance(ours, Tensor)
+        assert ours.shape == transformers_batch(target, ids, mask, max_new_tokens=9).shape
+        assert ours[:, :11].tolist() == ids.tolist()
+        for row, ids_of_row in zip(ours, prompts, strict=True):
+            assert row[11:].tolist() == best(ids_of_row, 9)
+
+
+def test_rows_that_end_early_are_padded() -> None:
+    short, long = prompt(9), prompt(5)
+    end = next(t for i, t in enumerate(best(short)) if i > 2 and t not in best(short)[:i] and t not in best(long, 12))
+    index = best(short).index(end)
+    with new_engine() as engine:
+        for pad, fill in ((None, end), (5, 5)):
+            out = engine.generate([list(short), list(long)], max_new_tokens=12, eos_token_id=end, pad_token_id=pad)
+            assert isinstance(out, Tensor)
+            assert out.shape == (2, 9 + 12)
+            assert out[0, 9:].tolist() == best(short, index + 1) + [fill] * (11 - index)
+            assert out[1, 9:].tolist() == best(long, 12)
+
+
+def test_generate_output_and_streamer() -> None:
+    given: list[Tensor] = []
+    ended = []
+
+    class Keep:
+        def put(self, value: Tensor) -> None:
+            given.append(value)
+
+        def end(self) -> None:
+            ended.append(len(given))
+
+    with new_engine() as engine:
+        out = engine.generate(
+            torch.tensor([prompt(9)], dtype=torch.int32),
+            max_new_tokens=10,
+            streamer=Keep(),
+            return_dict_in_generate=True,
+        )
+        assert isinstance(out, GenerateOutput)
+        assert out.sequences.dtype == torch.int32
+        assert out.sequences.tolist() == [[*prompt(9), *best(prompt(9), 10)]]
+        (request,) = out.requests
+        assert request.prompt_token_ids == list(prompt(9))
+        assert request.token_ids == best(prompt(9), 10)
+        assert request.finish_reason is FinishReason.LENGTH
+        # One token comes with the prompt, four with each block of three candidates, and one is left.
+        assert (request.metrics.num_rounds, request.metrics.num_accepted_tokens) == (3, 6)
+        assert request.metrics.mean_acceptance_length == 3.0
+    assert [value.tolist() for value in given] == [[list(prompt(9))], *([token] for token in best(prompt(9), 10))]
+    assert ended == [len(given)]
+
+
+# What must not grow
+
+
+def store_bytes(engine: Engine) -> tuple[int, int, int]:
+    return engine._host.allocated_bytes, engine._host.used_bytes, len(engine._executor.store.free_blocks)
+
+
+def test_memory_is_flat_over_two_hundred_requests() -> None:
+    process = psutil.Process()
+    with new_engine(debug=False, chunk_tokens=8) as engine:
+        after_fifth: tuple[int, int, int] | None = None
+        resident = 0
+        for number in range(200):
+            ids = prompt(20 + number % 5)
+            engine.submit(ids, max_new_tokens=4)
+            step_to_end(engine)
+            if number == 4:
+                after_fifth = store_bytes(engine)
+            if number == 40:  # once the plans of all structures are kept
+                gc.collect()
+                resident = process.memory_info().rss
+        assert store_bytes(engine) == after_fifth
+        gc.collect()
+        assert process.memory_info().rss - resident < 4 << 20
+        assert not engine._drafter._seats  # type: ignore[union-attr]
+
+
+def test_threads_end_with_their_engine() -> None:
+    before = threading.active_count()
+    for _ in range(10):
+        with new_engine() as engine:
+            assert threading.active_count() > before
+            engine.generate([list(prompt(9))], max_new_tokens=3)
+    assert threading.active_count() == before
+
+
+def test_nothing_is_recompiled() -> None:
+    target = model("qwen3")
+    captured(target)
+    before = {name: dict(values) for name, values in counters.items()}
+    with make_engine(target, target, chunk_tokens=16, max_model_len=400, gpu_kv_budget="min") as engine:
+        engine.generate([list(prompt(9))], max_new_tokens=300)
+        for length in (1, 2, 17, 64, 100):
+            engine.generate([list(prompt(length))], max_new_tokens=5)
+    assert {name: dict(values) for name, values in counters.items()} == before
+
+
+# Metrics
+
+
+def test_metrics_are_what_vllm_defines() -> None:
+    with new_engine(num_speculative_tokens=3) as engine:
+        engine.generate([list(prompt(9))], max_new_tokens=14)
+        metrics = engine.metrics()
+        # 1 with the prompt, then 4 + 4 + 4, then 1 of the target's own.
+        assert metrics.generated_tokens == 14
+        assert metrics.num_rounds == 5
+        assert metrics.num_verify_rounds == 4
+        assert (metrics.num_draft_tokens, metrics.num_accepted_tokens) == (9, 9)
+        assert metrics.accepted_per_position == (3, 3, 3)
+        assert metrics.acceptance_per_position == (3 / 4, 3 / 4, 3 / 4)
+        assert metrics.mean_acceptance_length == 1 + 9 / 4
+        assert metrics.draft_acceptance_rate == 1.0
+        assert metrics.decode_tokens == 13
+        assert metrics.tokens_per_second == 13 / metrics.decode_seconds
+        assert metrics.device_kv_bytes == engine.memory.device_kv == engine._executor.store.total_bytes
+        assert metrics.full_kv_bytes == 6 * engine.memory.layout.chunk_bytes
+    with make_engine(model("qwen3"), **OPTIONS) as engine:
+        engine.generate([list(prompt(9))], max_new_tokens=5)
+        metrics = engine.metrics()
+        assert (metrics.num_draft_tokens, metrics.draft_acceptance_rate, metrics.mean_acceptance_length) == (0, 0, 1)
+        assert metrics.num_verify_rounds == 4
+
+
+def test_step_outputs_say_when_a_request_has_finished() -> None:
+    with new_engine() as engine:
+        number = engine.submit(prompt(9), max_new_tokens=6)
+        steps: list[StepOutput] = []
+        while engine.has_unfinished:
+            steps += engine.step()
+        assert [step.finished for step in steps] == [False] * (len(steps) - 1) + [True]
+        assert steps[-1].finish_reason is FinishReason.LENGTH
+        assert {step.request_id for step in steps} == {number}
