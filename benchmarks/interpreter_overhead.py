@@ -96,9 +96,8 @@ def main() -> None:
         print(json.dumps({"machine": platform.processor() or platform.machine(), "rows": rows}))
         return
     for name, row in rows.items():
-        print(
-            f"{name:<36} {row['steps']:>6} steps  median {row['median_us']:.1f} us  least {row['least_us']:.1f} us a step"
-        )
+        figures = f"median {row['median_us']:.1f} us  least {row['least_us']:.1f} us a step"
+        print(f"{name:<36} {row['steps']:>6} steps  {figures}")
 
 
 if __name__ == "__main__":
