@@ -312,7 +312,7 @@ class Engine:
         row.kv.length += row.committed
         row.kv.streamed += next(s.offload for s in plan.spec.seats if s.seat == sequence.seat)
         if not row.prompt:
-            sequence.metrics.num_rounds += 1
+            sequence.metrics.num_verify_rounds += 1
             sequence.metrics.num_draft_tokens += len(row.candidates)
             sequence.metrics.num_accepted_tokens += row.accepted
         if not row.logits:

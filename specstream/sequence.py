@@ -22,7 +22,7 @@ class FinishReason(str, Enum):
 class RequestMetrics:
     """Counters of one request, as vLLM defines them."""
 
-    num_rounds: int = 0
+    num_verify_rounds: int = 0
     """Verification rounds: those that verified candidates or could have."""
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
@@ -30,7 +30,7 @@ class RequestMetrics:
     @property
     def mean_acceptance_length(self) -> float:
         """Tokens a round, the bonus token included: 1 + accepted / rounds."""
-        return 1 + self.num_accepted_tokens / self.num_rounds if self.num_rounds else 1.0
+        return 1 + self.num_accepted_tokens / self.num_verify_rounds if self.num_verify_rounds else 1.0
 
 
 @dataclass

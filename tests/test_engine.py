@@ -481,7 +481,7 @@ def test_generate_output_and_streamer() -> None:
         assert request.token_ids == best(prompt(9), 10)
         assert request.finish_reason is FinishReason.LENGTH
         # One token comes with the prompt, four with each block of three candidates, and one is left.
-        assert (request.metrics.num_rounds, request.metrics.num_accepted_tokens) == (3, 6)
+        assert (request.metrics.num_verify_rounds, request.metrics.num_accepted_tokens) == (3, 6)
         assert request.metrics.mean_acceptance_length == 3.0
     assert [value.tolist() for value in given] == [[list(prompt(9))], *([token] for token in best(prompt(9), 10))]
     assert ended == [len(given)]

@@ -90,11 +90,7 @@ def test_installed_wheel_imports(wheel: Path, tmp_path: Path) -> None:
     target = tmp_path / "site"
     pip = (sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-index", "--no-compile")
     run(*pip, "--target", str(target), str(wheel), cwd=tmp_path)
-    program = (
-        "import importlib, sys\n"
-        "for name in sys.argv[1:]:\n"
-        "    print(importlib.import_module(name).__file__)\n"
-    )
+    program = "import importlib, sys\nfor name in sys.argv[1:]:\n    print(importlib.import_module(name).__file__)\n"
     files = run(sys.executable, "-c", program, *PACKAGES, cwd=tmp_path, PYTHONPATH=str(target)).split()
     assert [Path(name).parent for name in files] == [target / p.replace(".", "/") for p in PACKAGES]
 

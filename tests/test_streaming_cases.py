@@ -365,9 +365,10 @@ def test_every_kind_of_wait_is_needed(
     op: StepOp, lane: Lane, name: str, seen: bool, dropped: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = model("qwen3")
+    slow = 0.06 if dropped and seen else 0.005  # long enough that a race is lost on a busy machine too
     copies = Copies(
-        to_device=lambda: 0.003 if lane is Lane.TARGET else 0.0,
-        to_host=lambda: 0.03 if lane is not Lane.TARGET else 0.0,
+        to_device=lambda: slow / 6 if lane is Lane.TARGET else 0.0,
+        to_host=lambda: slow if lane is not Lane.TARGET else 0.0,
     )
     engine = make_engine(
         target,

@@ -1,0 +1,188 @@
+"""The `specstream` command: what it accepts, and how mistakes, errors and Ctrl-C end it.
+
+Nothing here imports torch: a command does so when it runs, and `--help` answers at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import inspect
+import os
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, fields
+from itertools import pairwise
+from typing import Any
+
+from specstream.errors import InvalidOption, SpecStreamError
+from specstream.options import Options
+
+DTYPES = ("float64", "float32", "bfloat16", "float16")
+USAGE, FAILURE, INTERRUPTED, BROKEN_PIPE = 2, 1, 130, 141
+
+
+class UsageError(SpecStreamError):
+    """The command line or an input file asks for something that cannot be done as written."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command.
+
+    Returns:
+        The exit status: 0, 1 (the command failed), 2 (used wrongly) or 130 (interrupted).
+    """
+    given = _parser().parse_args(arguments)
+    try:
+        return int(given.run(given))
+    except KeyboardInterrupt:
+        print("\nspecstream: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:  # the reader of stdout, `head` for example, has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    except Exception as error:
+        if given.debug:
+            raise
+        print(f"specstream: error: {one_line(error)}", file=sys.stderr)
+        return USAGE if isinstance(error, UsageError | InvalidOption) else FAILURE
+
+
+def one_line(error: Exception) -> str:
+    """What went wrong, in a line; what was not foreseen also says its type and how to learn more."""
+    text = " ".join(str(error).split())
+    if isinstance(error, SpecStreamError):
+        return text
+    if len(text) > 400:
+        text = text[:400] + " ..."
+    name = type(error).__name__
+    return f"{name}: {text} (--debug shows where)" if text else f"{name} (--debug shows where)"
+
+
+def chosen_options(given: argparse.Namespace) -> dict[str, Any]:
+    """The options of `specstream.compile` that were given, checked as far as no model is needed."""
+    chosen = {f.name: getattr(given, f.name) for f in fields(Options) if hasattr(given, f.name)}
+    if not given.debug:
+        chosen.pop("debug", None)
+    Options.from_keywords(**chosen)
+    return chosen
+
+
+def metrics_dict(metrics: Any) -> dict[str, Any]:
+    """An engine's metrics for JSON: what it counted and what follows from that."""
+    derived = [name for name, kind in vars(type(metrics)).items() if isinstance(kind, property)]
+    return asdict(metrics) | {name: getattr(metrics, name) for name in derived}
+
+
+def _demo(given: argparse.Namespace) -> int:
+    from specstream.demo import run
+
+    return run(given)
+
+
+def _generate(given: argparse.Namespace) -> int:
+    from specstream.cli_generate import run
+
+    return run(given)
+
+
+class _Version(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from importlib.metadata import version
+
+        print(f"specstream {version('specstream')}")
+        parser.exit()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="specstream",
+        description="Exact speculative decoding with the target's KV cache streamed from CPU memory.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    demo = _command(commands, "demo", _demo, "answer questions over a long text with the bundled models")
+    demo.add_argument("--context", type=_positive, default=4096, metavar="N", help="tokens of text (4096)")
+    demo.add_argument("--facts", type=_positive, default=4, metavar="N", help="facts hidden in it (4)")
+    demo.add_argument("--max-new-tokens", type=_positive, default=32, metavar="N", help="tokens of each answer (32)")
+    demo.add_argument("--seed", type=int, default=0, help="chooses the facts and where they stand (0)")
+    demo.add_argument("--json", metavar="FILE", help="write the figures there; - for stdout and nothing else")
+    _add_option_flags(demo)
+
+    generate = _command(commands, "generate", _generate, "continue prompts with any pair of models")
+    models = generate.add_argument_group("models")
+    models.add_argument("--target", required=True, metavar="DIR|NAME", help="the model whose text you want")
+    models.add_argument("--draft", default="none", metavar="DIR|NAME|none", help="the model that proposes (none)")
+    models.add_argument(
+        "--dtype", choices=DTYPES, help="of both models' weights (on a CPU float32, else the checkpoint's)"
+    )
+    prompts = generate.add_argument_group("prompts", "without one of these the prompt is read from stdin")
+    source = prompts.add_mutually_exclusive_group()
+    source.add_argument("--prompt", metavar="TEXT")
+    source.add_argument("--prompt-file", metavar="FILE", help="a text file, less its last newline; - for stdin")
+    source.add_argument(
+        "--jsonl", metavar="FILE", help='a line {"prompt": "..."} a request, answered in order; - for stdin'
+    )
+    prompts.add_argument("--chat", action="store_true", help="put each prompt into the model's chat template")
+    output = generate.add_argument_group("output")
+    output.add_argument(
+        "--max-new-tokens", type=_positive, default=128, metavar="N", help="tokens a prompt at most (128)"
+    )
+    output.add_argument("--json", action="store_true", help="one JSON object instead of text as it comes")
+    _add_option_flags(generate)
+    return parser
+
+
+def _command(commands: Any, name: str, run: Any, purpose: str) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name, help=purpose, description=f"{purpose[0].upper()}{purpose[1:]}.", allow_abbrev=False
+    )
+    parser.set_defaults(run=run)
+    return parser
+
+
+def _add_option_flags(parser: argparse.ArgumentParser) -> None:
+    """One flag for each field of `Options`, with the field's own description."""
+    group = parser.add_argument_group("options of specstream.compile")
+    described = _field_docs(Options)
+    for field in fields(Options):
+        if field.name == "debug":
+            continue
+        group.add_argument(
+            f"--{field.name.replace('_', '-')}",
+            type=_option_value,
+            default=argparse.SUPPRESS,
+            metavar="SIZE" if "Size" in str(field.type) else "N" if "int" in str(field.type) else "WORD",
+            help=f"{described.get(field.name, '')} ({field.default})".replace("%", "%%"),
+        )
+    group.add_argument(
+        "--debug", action="store_true", help=f"{described.get('debug', '')} Errors show where they arose."
+    )
+
+
+def _field_docs(dataclass: type) -> dict[str, str]:
+    """The string below each field of a dataclass, in one line."""
+    (definition,) = ast.parse(inspect.getsource(dataclass)).body
+    assert isinstance(definition, ast.ClassDef)
+    return {
+        field.target.id: " ".join(text.value.value.split())
+        for field, text in pairwise(definition.body)
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+        if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant) and isinstance(text.value.value, str)
+    }
+
+
+def _option_value(text: str) -> int | str | None:
+    """A number, nothing, or a word that `Options` will judge."""
+    if re.fullmatch(r"[+-]?\d+", text):
+        return int(text)
+    return None if text.lower() == "none" else text
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
+    return int(text)

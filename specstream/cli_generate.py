@@ -1,0 +1,234 @@
+"""`specstream generate`: prompts from the command line, a file, stdin or JSONL; text as it comes, or JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from specstream.cli import UsageError, chosen_options, metrics_dict
+from specstream.errors import SpecStreamError
+from specstream.options import format_size
+
+if TYPE_CHECKING:
+    from specstream.engine import Engine, RequestOutput
+
+
+@dataclass
+class Request:
+    """A prompt, where it came from, and what has been generated for it."""
+
+    prompt: str
+    max_new_tokens: int
+    origin: str = "prompt"
+    """For messages: "prompt", or a file and line."""
+    output: RequestOutput | None = None
+    """Once it has ended."""
+
+
+def run(given: argparse.Namespace) -> int:
+    options = chosen_options(given)
+    target, draft = _model(given.target), None if given.draft == "none" else _model(given.draft)
+    requests = read_requests(given)
+    with closing(_compile(target, draft, given.dtype, options)) as engine:
+        if engine.tokenizer is None:
+            raise SpecStreamError(f"{target} has no tokenizer, so there is no way from text to tokens")
+        if given.jsonl is not None:
+            write_jsonl(engine, requests, given.chat, sys.stdout)
+        elif given.json:
+            (request,) = requests
+            for _ in progress(engine, requests, given.chat):
+                pass
+            engine_metrics = {"engine_metrics": metrics_dict(engine.metrics())}
+            print(json.dumps(result(engine, request) | engine_metrics, indent=2))
+        else:
+            stream_text(engine, requests, given.chat, sys.stdout)
+        if not given.json:
+            print(_summary(engine), file=sys.stderr)
+    return 0
+
+
+def read_requests(given: argparse.Namespace) -> list[Request]:
+    """The prompts asked for.
+
+    Raises:
+        UsageError: no prompt, an unreadable file, or a bad line of JSONL (named by its number).
+    """
+    if given.jsonl is not None:
+        name = "<stdin>" if given.jsonl == "-" else given.jsonl
+        lines = _read(given.jsonl).splitlines()
+        requests = [
+            _request_of_line(line, f"{name}:{number}", given.max_new_tokens)
+            for number, line in enumerate(lines, 1)
+            if line.strip()
+        ]
+        if not requests:
+            raise UsageError(f"{name}: no prompts in it")
+        return requests
+    if given.prompt is not None:
+        prompt = given.prompt
+    elif given.prompt_file is None and sys.stdin.isatty():
+        raise UsageError("no prompt: use --prompt, --prompt-file or --jsonl, or pipe one in")
+    else:
+        prompt = _read(given.prompt_file or "-").removesuffix("\n")  # editors and echo add one
+    if not prompt:
+        raise UsageError("the prompt is empty")
+    return [Request(prompt, given.max_new_tokens)]
+
+
+def _request_of_line(line: str, origin: str, max_new_tokens: int) -> Request:
+    try:
+        entry = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise UsageError(f"{origin}: not JSON: {error.msg} at column {error.colno}") from error
+    if not isinstance(entry, dict) or not isinstance(entry.get("prompt"), str) or not entry["prompt"]:
+        raise UsageError(f'{origin}: an object with "prompt", a text that is not empty, is expected')
+    if unknown := sorted(entry.keys() - {"prompt", "max_new_tokens"}):
+        raise UsageError(f'{origin}: unknown key {unknown[0]!r}; allowed: "prompt", "max_new_tokens"')
+    most = entry.get("max_new_tokens", max_new_tokens)
+    if isinstance(most, bool) or not isinstance(most, int) or most < 1:
+        raise UsageError(f'{origin}: "max_new_tokens" is {most!r}; a positive whole number is expected')
+    return Request(entry["prompt"], most, origin)
+
+
+def _read(name: str) -> str:
+    try:
+        return sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else f"not UTF-8 text: {error}"
+        raise UsageError(f"{name}: {reason}") from error
+
+
+def _model(name: str) -> str:
+    """A model's name or folder. What can only be a folder must be one."""
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return str(folder)
+    if name.startswith((".", "/", "~")) or folder.exists():
+        raise UsageError(f"{name}: no such folder")
+    return name
+
+
+def _compile(target: str, draft: str | None, dtype: str | None, options: dict[str, Any]) -> Engine:
+    import torch
+    from huggingface_hub.utils.logging import set_verbosity_error
+    from transformers.utils import logging
+
+    import specstream
+
+    set_verbosity_error()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    return specstream.compile(target, draft, dtype=getattr(torch, dtype) if dtype else None, **options)
+
+
+def progress(engine: Engine, requests: list[Request], chat: bool = False) -> Iterator[tuple[Request, list[int]]]:
+    """Runs the requests to their ends; yields each one's new tokens as they come, none after its last."""
+    known: dict[int, Request] = {}
+    ends = getattr(engine.generation_config, "eos_token_id", None)
+    for request in requests:
+        try:
+            prompt_ids = _encode(engine.tokenizer, request.prompt, chat)
+            request_id = engine.submit(prompt_ids, max_new_tokens=request.max_new_tokens, eos_token_id=ends)
+            known[request_id] = request
+        except SpecStreamError as error:
+            raise UsageError(f"{request.origin}: {error}") from error
+    while engine.has_unfinished:
+        for step in engine.step():
+            request = known[step.request_id]
+            request.output = step.output
+            yield request, step.new_token_ids
+
+
+def _encode(tokenizer: Any, prompt: str, chat: bool) -> list[int]:
+    if not chat:
+        return list(tokenizer(prompt).input_ids)
+    if not tokenizer.chat_template:
+        raise UsageError("--chat: the target's tokenizer has no chat template")
+    messages = [{"role": "user", "content": prompt}]
+    return list(tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False))
+
+
+def result(engine: Engine, request: Request) -> dict[str, Any]:
+    """A request that has ended, for JSON."""
+    output = request.output
+    assert output is not None
+    return {
+        "text": _decode(engine.tokenizer, output.token_ids),
+        "token_ids": output.token_ids,
+        "finish_reason": output.finish_reason,
+        "metrics": metrics_dict(output.metrics),
+    }
+
+
+def write_jsonl(engine: Engine, requests: list[Request], chat: bool, out: TextIO) -> None:
+    """A line a request, in the order asked, each as soon as it and all before it have finished."""
+    written = 0
+    for _ in progress(engine, requests, chat):
+        while written < len(requests) and requests[written].output is not None:
+            print(json.dumps(result(engine, requests[written])), file=out, flush=True)
+            written += 1
+
+
+def stream_text(engine: Engine, requests: list[Request], chat: bool, out: TextIO) -> None:
+    """The text of the one request, as it comes."""
+    stream = TextStream(engine.tokenizer)
+    for _, token_ids in progress(engine, requests, chat):
+        print(stream.push(token_ids), end="", file=out, flush=True)
+    print(stream.finish(), file=out, flush=True)
+
+
+UNFINISHED = "\N{REPLACEMENT CHARACTER}"
+"""How a tokenizer shows bytes that are no character, or not yet."""
+
+
+class TextStream:
+    """Tokens in, text out; the parts joined are the text of all the tokens.
+
+    A character may span several tokens (CJK, emoji): while it is unfinished, it is held back.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._token_ids: list[int] = []
+        self._start = 0  # tokens from here on are decoded together
+        self._certain = 0  # the text of the tokens before this one cannot change any more
+        self._shown = 0  # characters shown of what is decoded together
+
+    def push(self, token_ids: list[int]) -> str:
+        """Text that is certain now."""
+        self._token_ids += token_ids
+        text = self._decode_from(self._start)
+        unfinished = len(text) - len(text.rstrip(UNFINISHED))
+        certain = max(self._shown, len(text) - min(unfinished, 3))  # a character has at most four bytes
+        part, self._shown = text[self._shown : certain], certain
+        if not unfinished:  # go on from here; the last part is decoded again, as context
+            self._start, self._certain = self._certain, len(self._token_ids)
+            self._shown = len(self._decode_from(self._start))
+        return part
+
+    def finish(self) -> str:
+        """The rest."""
+        return self._decode_from(self._start)[self._shown :]
+
+    def _decode_from(self, start: int) -> str:
+        return _decode(self._tokenizer, self._token_ids[start:])
+
+
+def _decode(tokenizer: Any, token_ids: list[int]) -> str:
+    text = tokenizer.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    return str(text)
+
+
+def _summary(engine: Engine) -> str:
+    metrics = engine.metrics()
+    parts = [f"{metrics.generated_tokens} tokens", f"{metrics.tokens_per_second:.1f} tokens/s"]
+    if metrics.num_draft_tokens:
+        parts.append(f"mean acceptance length {metrics.mean_acceptance_length:.2f}")
+    parts.append(f"{format_size(metrics.streamed_bytes)} of KV streamed in {metrics.num_rounds} rounds")
+    return ", ".join(parts)
