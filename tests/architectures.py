@@ -194,3 +194,12 @@ class PlainRepeat(nn.Module):
             b, n, h, d = x.shape
             return x[:, :, :, None, :].expand(b, n, h, group, d).reshape(b, n, h * group, d).transpose(1, 2)
         return x.transpose(1, 2).repeat(1, group, 1, 1)  # "tile": heads in another order, so nothing to strip
+
+
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
+LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.1] * 4, "long_factor": [3.0] * 4}
+
+
+def longrope() -> nn.Module:
+    rope = dict(LONGROPE)
+    return build("phi3", rope_parameters=rope, original_max_position_embeddings=64, num_hidden_layers=1)

@@ -158,3 +158,22 @@ def expected(target: nn.Module, request: Request, count: int, max_model_len: int
         if token in request.ends:
             return tokens[: index + 1], "stop"
     return tokens, "length"
+
+
+NEW_TOKENS = 24
+OPTIONS: dict[str, Any] = {
+    "chunk_tokens": 4,
+    "max_model_len": 64,
+    "gpu_kv_budget": "64KiB",
+    "max_num_seqs": 3,
+    "num_speculative_tokens": 3,
+    "debug": True,
+}
+
+
+def best(ids: tuple[int, ...], count: int = NEW_TOKENS, target: nn.Module | None = None) -> list[int]:
+    return reference(target or model("qwen3"), ids, NEW_TOKENS).tokens[:count]
+
+
+def new_engine(**changes: Any) -> Engine:
+    return make_engine(model("qwen3"), model("qwen3"), **OPTIONS | changes)

@@ -9,36 +9,26 @@ from typing import Any
 
 import psutil
 import pytest
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch._dynamo.utils import counters
-from transformers import GenerationConfig
 
 from specstream.engine import Engine, StepOutput
 from specstream.errors import EngineClosed, InvalidOption
-from specstream.generate import GenerateOutput
 from specstream.options import Options
 from specstream.sequence import FinishReason
 from specstream.speculate import accept_greedy
-from tests.helpers import Request, captured, check_free, make_engine, model, prompt, reference, serve
-
-NEW_TOKENS = 24
-OPTIONS: dict[str, Any] = {
-    "chunk_tokens": 4,
-    "max_model_len": 64,
-    "gpu_kv_budget": "64KiB",
-    "max_num_seqs": 3,
-    "num_speculative_tokens": 3,
-    "debug": True,
-}
-
-
-def best(ids: tuple[int, ...], count: int = NEW_TOKENS, target: nn.Module | None = None) -> list[int]:
-    return reference(target or model("qwen3"), ids, NEW_TOKENS).tokens[:count]
-
-
-def new_engine(**changes: Any) -> Engine:
-    return make_engine(model("qwen3"), model("qwen3"), **OPTIONS | changes)
+from tests.helpers import (
+    OPTIONS,
+    Request,
+    best,
+    captured,
+    check_free,
+    make_engine,
+    model,
+    new_engine,
+    prompt,
+    serve,
+)
 
 
 def step_to_end(engine: Engine) -> dict[int, list[int]]:
@@ -304,53 +294,6 @@ def test_requests_that_submit_refuses(arguments: dict[str, Any], text: str) -> N
         assert not engine.has_unfinished
 
 
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        (
-            {"temperature": 0.5},
-            "temperature: got 0.5; allowed: an argument of specstream's generate. Leave it out.",
-        ),
-        ({"num_beams": 2}, "num_beams: got 2; allowed: an argument of specstream's generate. Leave it out."),
-        ({"do_sample": True}, "do_sample: got True; allowed: False: decoding is greedy. Pass do_sample=False."),
-        ({"streamer": object()}, "streamer: got 'a batch of 2'; allowed: a batch of one."),
-        ({"max_length": 3}, "max_length: got 3; allowed: more than the 3 tokens of the prompt."),
-        (
-            {"attention_mask": torch.ones(2, 2)},
-            "attention_mask: got 'shape (2, 2)'; allowed: the shape of input_ids, (2, 3).",
-        ),
-        (
-            {"input_ids": torch.ones(3)},
-            "input_ids: got 'shape (3,)'; allowed: shape [batch, length], neither of them 0.",
-        ),
-        ({"input_ids": torch.ones(2, 3)}, "input_ids: got torch.float32; allowed: int64 or int32 token ids."),
-    ],
-)
-def test_arguments_that_generate_refuses(arguments: dict[str, Any], text: str) -> None:
-    with new_engine() as engine:
-        with pytest.raises(InvalidOption) as error:
-            engine.generate(**dict[str, Any](input_ids=torch.ones(2, 3, dtype=torch.int64)) | arguments)
-        assert str(error.value) == text
-        assert not engine.has_unfinished
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("repetition_penalty", 1.3), ("suppress_tokens", [5]), ("no_repeat_ngram_size", 2), ("num_beams", 3)],
-)
-def test_what_the_models_own_generation_config_asks_for_is_not_ignored(name: str, value: Any) -> None:
-    with new_engine() as engine:
-        engine.generation_config = GenerationConfig(max_new_tokens=5, **{name: value})
-        with pytest.raises(InvalidOption) as error:
-            engine.generate([[1, 2]])
-        assert str(error.value) == (
-            f"generation_config.{name}: got {value!r}; allowed: None: it would change the text. "
-            f"Set generation_config.{name} of the model to None if that is acceptable."
-        )
-        engine.generation_config = GenerationConfig(max_new_tokens=5, repetition_penalty=1.0, min_length=0, num_beams=1)
-        assert isinstance(engine.generate([[1, 2]]), Tensor)
-
-
 def test_options_that_are_refused() -> None:
     with pytest.raises(InvalidOption, match=r"^num_candidates: got 3; allowed: no such option; the options"):
         new_engine(num_candidates=3)
@@ -399,92 +342,6 @@ def test_max_model_len_is_exact_at_every_offset(depth: int) -> None:
 
 
 # generate
-
-
-def transformers_batch(target: Any, ids: Tensor, mask: Tensor, **arguments: Any) -> Tensor:
-    out = target.generate(ids, attention_mask=mask, do_sample=False, **arguments)
-    assert isinstance(out, Tensor)
-    return out
-
-
-def test_a_left_padded_batch_equals_transformers() -> None:
-    target, pad = model("qwen3"), 7
-    prompts = [prompt(3), prompt(11), prompt(8, 1)]
-    ids = torch.tensor([[pad] * (11 - len(p)) + list(p) for p in prompts])
-    mask = torch.tensor([[0] * (11 - len(p)) + [1] * len(p) for p in prompts])
-    end = best(prompts[0], 6)[5]
-    with new_engine() as engine:
-        for arguments in (
-            {"max_new_tokens": 12},
-            {"max_new_tokens": 12, "eos_token_id": end, "pad_token_id": pad},
-            {"max_new_tokens": 12, "eos_token_id": [end, best(prompts[1], 3)[2]], "pad_token_id": pad},
-            {"max_length": 20},
-            {},
-        ):
-            theirs = transformers_batch(target, ids, mask, **arguments)
-            ours = engine.generate(ids, attention_mask=mask, **arguments)
-            assert isinstance(ours, Tensor)
-            assert ours.dtype == theirs.dtype
-            assert ours.tolist() == theirs.tolist()
-
-
-def test_a_right_padded_batch_has_transformers_shape_and_each_rows_own_text() -> None:
-    target, pad = model("qwen3"), 7
-    prompts = [prompt(3), prompt(11), prompt(8, 1)]
-    ids = torch.tensor([list(p) + [pad] * (11 - len(p)) for p in prompts])
-    mask = torch.tensor([[1] * len(p) + [0] * (11 - len(p)) for p in prompts])
-    with new_engine() as engine:
-        ours = engine.generate(ids, attention_mask=mask, max_new_tokens=9)
-        assert isinstance(ours, Tensor)
-        assert ours.shape == transformers_batch(target, ids, mask, max_new_tokens=9).shape
-        assert ours[:, :11].tolist() == ids.tolist()
-        for row, ids_of_row in zip(ours, prompts, strict=True):
-            assert row[11:].tolist() == best(ids_of_row, 9)
-
-
-def test_rows_that_end_early_are_padded() -> None:
-    short, long = prompt(9), prompt(5)
-    end = next(t for i, t in enumerate(best(short)) if i > 2 and t not in best(short)[:i] and t not in best(long, 12))
-    index = best(short).index(end)
-    with new_engine() as engine:
-        for pad, fill in ((None, end), (5, 5)):
-            out = engine.generate([list(short), list(long)], max_new_tokens=12, eos_token_id=end, pad_token_id=pad)
-            assert isinstance(out, Tensor)
-            assert out.shape == (2, 9 + 12)
-            assert out[0, 9:].tolist() == best(short, index + 1) + [fill] * (11 - index)
-            assert out[1, 9:].tolist() == best(long, 12)
-
-
-def test_generate_output_and_streamer() -> None:
-    given: list[Tensor] = []
-    ended = []
-
-    class Keep:
-        def put(self, value: Tensor) -> None:
-            given.append(value)
-
-        def end(self) -> None:
-            ended.append(len(given))
-
-    with new_engine() as engine:
-        out = engine.generate(
-            torch.tensor([prompt(9)], dtype=torch.int32),
-            max_new_tokens=10,
-            streamer=Keep(),
-            return_dict_in_generate=True,
-        )
-        assert isinstance(out, GenerateOutput)
-        assert out.sequences.dtype == torch.int32
-        assert out.sequences.tolist() == [[*prompt(9), *best(prompt(9), 10)]]
-        (request,) = out.requests
-        assert request.prompt_token_ids == list(prompt(9))
-        assert request.token_ids == best(prompt(9), 10)
-        assert request.finish_reason is FinishReason.LENGTH
-        # One token comes with the prompt, four with each block of three candidates, and one is left.
-        assert (request.metrics.num_verify_rounds, request.metrics.num_accepted_tokens) == (3, 6)
-        assert request.metrics.mean_acceptance_length == 3.0
-    assert [value.tolist() for value in given] == [[list(prompt(9))], *([token] for token in best(prompt(9), 10))]
-    assert ended == [len(given)]
 
 
 # What must not grow
