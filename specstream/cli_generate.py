@@ -38,6 +38,8 @@ def run(given: argparse.Namespace) -> int:
     with closing(_compile(target, draft, given.dtype, options)) as engine:
         if engine.tokenizer is None:
             raise SpecStreamError(f"{target} has no tokenizer, so there is no way from text to tokens")
+        if ignored := ignored_settings(engine.generation_config):
+            print(f"specstream: decoding is greedy; the model's {', '.join(ignored)} is ignored", file=sys.stderr)
         if given.jsonl is not None:
             write_jsonl(engine, requests, given.chat, sys.stdout)
         elif given.json:
@@ -51,6 +53,16 @@ def run(given: argparse.Namespace) -> int:
         if not given.json:
             print(_summary(engine), file=sys.stderr)
     return 0
+
+
+def ignored_settings(generation_config: Any) -> list[str]:
+    """What the model's generation_config asks for and this command does not do, as name=value."""
+    from specstream.generate import unsupported_settings
+
+    settings = unsupported_settings(generation_config)
+    if getattr(generation_config, "do_sample", False):
+        settings = {"do_sample": True, **settings}
+    return [f"{name}={value}" for name, value in settings.items()]
 
 
 def read_requests(given: argparse.Namespace) -> list[Request]:

@@ -127,7 +127,9 @@ def generate(
         do_sample = bool(getattr(defaults, "do_sample", False))
     if do_sample:
         raise InvalidOption("do_sample", True, "False: decoding is greedy", "Pass do_sample=False.")
-    _check_settings(defaults)
+    for name, value in unsupported_settings(defaults).items():
+        way_out = f"Set model.generation_config.{name} = None if that is what you want."
+        raise InvalidOption(f"generation_config.{name}", value, "None: it is not supported", way_out)
     if eos_token_id is None:
         eos_token_id = getattr(defaults, "eos_token_id", None)
     ends = [] if eos_token_id is None else [eos_token_id] if isinstance(eos_token_id, int) else list(eos_token_id)
@@ -150,14 +152,14 @@ def generate(
     return GenerateOutput(sequences, tuple(outputs)) if return_dict_in_generate else sequences
 
 
-def _check_settings(generation_config: Any) -> None:
-    """Refuses what the model's generation_config sets and greedy decoding here would ignore."""
-    if generation_config is None:
-        return
-    for name, value in generation_config.to_diff_dict().items():
-        if name not in _HONOURED_OR_WITHOUT_EFFECT and value is not None and value != _NEUTRAL.get(name, False):
-            way_out = f"Set model.generation_config.{name} = None if that is what you want."
-            raise InvalidOption(f"generation_config.{name}", value, "None: it is not supported", way_out)
+def unsupported_settings(generation_config: Any) -> dict[str, object]:
+    """What a model's generation_config sets that changes greedy decoding and is not supported here."""
+    settings = generation_config.to_diff_dict() if hasattr(generation_config, "to_diff_dict") else {}
+    return {
+        name: value
+        for name, value in settings.items()
+        if name not in _HONOURED_OR_WITHOUT_EFFECT and value is not None and value != _NEUTRAL.get(name, False)
+    }
 
 
 def _prompts(

@@ -177,3 +177,12 @@ def best(ids: tuple[int, ...], count: int = NEW_TOKENS, target: nn.Module | None
 
 def new_engine(**changes: Any) -> Engine:
     return make_engine(model("qwen3"), model("qwen3"), **OPTIONS | changes)
+
+
+def step_to_end(engine: Engine) -> dict[int, list[int]]:
+    """Tokens of each request, from steps alone."""
+    tokens: dict[int, list[int]] = {}
+    while engine.has_unfinished:
+        for output in engine.step():
+            tokens.setdefault(output.request_id, []).extend(output.new_token_ids)
+    return tokens

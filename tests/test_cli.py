@@ -16,7 +16,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedTokenizerFast
 
 from specstream import cli, cli_generate
 from specstream.errors import InvalidOption, OutOfBudget
@@ -408,3 +408,12 @@ def test_a_reader_that_leaves_is_no_error() -> None:
     assert process.stderr.read() == b""
     process.stderr.close()
     assert process.wait(timeout=60) == 141
+
+
+def test_settings_of_the_model_that_are_ignored_are_named() -> None:
+    from specstream.cli_generate import ignored_settings
+
+    asked = GenerationConfig(do_sample=True, temperature=0.6, repetition_penalty=1.1, eos_token_id=2)
+    assert ignored_settings(asked) == ["do_sample=True", "repetition_penalty=1.1"]
+    assert ignored_settings(GenerationConfig(eos_token_id=2)) == []
+    assert ignored_settings(None) == []
