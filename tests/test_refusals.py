@@ -166,6 +166,13 @@ def t5() -> nn.Module:
     return model.eval()
 
 
+def quantized() -> nn.Module:
+    model: nn.Module = torch.ao.quantization.quantize_dynamic(  # type: ignore[no-untyped-call]
+        build("llama", torch.float32), {nn.Linear}
+    )
+    return model.eval()
+
+
 REFUSALS: dict[str, tuple[Callable[[], nn.Module], int | None, str]] = {
     "window": (
         lambda: build("mistral", sliding_window=64),
@@ -293,6 +300,11 @@ REFUSALS: dict[str, tuple[Callable[[], nn.Module], int | None, str]] = {
         None,
         "blocks.0: its mask is not causal: of 2 tokens, token 0 sees token 1",
     ),
+    "quantized": (
+        quantized,
+        None,
+        "TorchDynamo cannot capture it as one graph",
+    ),
     "mask_too_small": (
         lambda: Masked(lambda ids, p: torch.ones(64, 64, dtype=torch.bool).tril()[: ids.shape[1], : ids.shape[1]]),
         None,
@@ -307,6 +319,7 @@ def _train(model: nn.Module, name: str) -> nn.Module:
     return model
 
 
+@pytest.mark.filterwarnings("ignore:.*deprecated")
 @pytest.mark.parametrize("case", REFUSALS)
 def test_refusal(case: str) -> None:
     make, limit, text = REFUSALS[case]
@@ -335,3 +348,27 @@ def test_masks_that_are_only_causal() -> None:
 
 
 # Loading
+
+
+class Int8Linear(nn.Module):
+    """Weight-only quantisation in plain operations."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        weight = linear.weight.data
+        scale = weight.abs().amax(1, keepdim=True) / 127
+        self.register_buffer("scale", scale)
+        self.register_buffer("weight", (weight / scale).round().to(torch.int8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.get_buffer("weight").to(x.dtype) * self.get_buffer("scale"))
+
+
+def test_quantized_weights_in_plain_operations_are_accepted() -> None:
+    model = build("llama", torch.float32)
+    for parent in list(model.get_submodule("model").modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, nn.Linear):
+                setattr(parent, name, Int8Linear(child))
+    partitioned = compile_model(model.eval(), "int8", None)
+    assert partitioned.weight_bytes < sum(p.nbytes for p in build("llama", torch.float32).parameters()) * 0.6
