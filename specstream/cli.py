@@ -127,6 +127,14 @@ def _parser() -> argparse.ArgumentParser:
         "--jsonl", metavar="FILE", help='a line {"prompt": "..."} a request, answered in order; - for stdin'
     )
     prompts.add_argument("--chat", action="store_true", help="put each prompt into the model's chat template")
+    choosing = generate.add_argument_group("choosing tokens", "what is not given comes from the model's own settings")
+    way = choosing.add_mutually_exclusive_group()
+    way.add_argument("--greedy", action="store_true", help="always the most likely token")
+    way.add_argument("--do-sample", action="store_true", help="sample; implied by the flags for it")
+    for name in ("temperature", "top-p", "min-p", "repetition-penalty"):
+        choosing.add_argument(f"--{name}", type=float, metavar="X")
+    choosing.add_argument("--top-k", type=int, metavar="N")
+    choosing.add_argument("--seed", type=int, metavar="N", help="the same text every time")
     output = generate.add_argument_group("output")
     output.add_argument(
         "--max-new-tokens", type=_positive, default=128, metavar="N", help="tokens a prompt at most (128)"

@@ -16,7 +16,12 @@ from specstream.errors import SpecStreamError
 from specstream.options import format_size
 
 if TYPE_CHECKING:
+    from transformers import GenerationConfig
+
     from specstream.engine import Engine, RequestOutput
+
+SETTINGS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+"""Flags that set the field of GenerationConfig of the same name."""
 
 
 @dataclass
@@ -38,31 +43,33 @@ def run(given: argparse.Namespace) -> int:
     with closing(_compile(target, draft, given.dtype, options)) as engine:
         if engine.tokenizer is None:
             raise SpecStreamError(f"{target} has no tokenizer, so there is no way from text to tokens")
-        if ignored := ignored_settings(engine.generation_config):
-            print(f"specstream: decoding is greedy; the model's {', '.join(ignored)} is ignored", file=sys.stderr)
+        settings = settings_of(given, engine)
+        started = start(engine, requests, settings, given.seed, given.chat)
         if given.jsonl is not None:
-            write_jsonl(engine, requests, given.chat, sys.stdout)
+            write_jsonl(engine, started, sys.stdout)
         elif given.json:
             (request,) = requests
-            for _ in progress(engine, requests, given.chat):
+            for _ in progress(engine, started):
                 pass
             engine_metrics = {"engine_metrics": metrics_dict(engine.metrics())}
             print(json.dumps(result(engine, request) | engine_metrics, indent=2))
         else:
-            stream_text(engine, requests, given.chat, sys.stdout)
+            stream_text(engine, started, sys.stdout)
         if not given.json:
             print(_summary(engine), file=sys.stderr)
     return 0
 
 
-def ignored_settings(generation_config: Any) -> list[str]:
-    """What the model's generation_config asks for and this command does not do, as name=value."""
-    from specstream.generate import unsupported_settings
+def settings_of(given: argparse.Namespace, engine: Engine) -> GenerationConfig:
+    """The settings of all requests: what is given, over the model's own. A sampling flag turns sampling on."""
+    from specstream.settings import SAMPLING, merge_settings
 
-    settings = unsupported_settings(generation_config)
-    if getattr(generation_config, "do_sample", False):
-        settings = {"do_sample": True, **settings}
-    return [f"{name}={value}" for name, value in settings.items()]
+    chosen = {name: getattr(given, name) for name in SETTINGS if getattr(given, name) is not None}
+    if given.greedy:
+        chosen["do_sample"] = False
+    elif given.do_sample or SAMPLING & chosen.keys():
+        chosen["do_sample"] = True
+    return merge_settings(engine.generation_config, **chosen)
 
 
 def read_requests(given: argparse.Namespace) -> list[Request]:
@@ -139,20 +146,35 @@ def _compile(target: str, draft: str | None, dtype: str | None, options: dict[st
     return specstream.compile(target, draft, dtype=getattr(torch, dtype) if dtype else None, **options)
 
 
-def progress(engine: Engine, requests: list[Request], chat: bool = False) -> Iterator[tuple[Request, list[int]]]:
-    """Runs the requests to their ends; yields each one's new tokens as they come, none after its last."""
-    known: dict[int, Request] = {}
-    ends = getattr(engine.generation_config, "eos_token_id", None)
-    for request in requests:
+def start(
+    engine: Engine, requests: list[Request], settings: GenerationConfig, seed: int | None, chat: bool
+) -> dict[int, Request]:
+    """Submits the requests, the first with the seed and each later one with the next.
+
+    Returns:
+        The requests in their order, by the engine's ids.
+    """
+    started: dict[int, Request] = {}
+    for index, request in enumerate(requests):
         try:
             prompt_ids = _encode(engine.tokenizer, request.prompt, chat)
-            request_id = engine.submit(prompt_ids, max_new_tokens=request.max_new_tokens, eos_token_id=ends)
-            known[request_id] = request
+            request_id = engine.submit(
+                prompt_ids,
+                max_new_tokens=request.max_new_tokens,
+                generation_config=settings,
+                seed=None if seed is None else seed + index,
+            )
         except SpecStreamError as error:
             raise UsageError(f"{request.origin}: {error}") from error
+        started[request_id] = request
+    return started
+
+
+def progress(engine: Engine, started: dict[int, Request]) -> Iterator[tuple[Request, list[int]]]:
+    """Runs the requests to their ends; yields each one's new tokens as they come, none after its last."""
     while engine.has_unfinished:
         for step in engine.step():
-            request = known[step.request_id]
+            request = started[step.request_id]
             request.output = step.output
             yield request, step.new_token_ids
 
@@ -178,19 +200,20 @@ def result(engine: Engine, request: Request) -> dict[str, Any]:
     }
 
 
-def write_jsonl(engine: Engine, requests: list[Request], chat: bool, out: TextIO) -> None:
+def write_jsonl(engine: Engine, started: dict[int, Request], out: TextIO) -> None:
     """A line a request, in the order asked, each as soon as it and all before it have finished."""
+    requests = list(started.values())
     written = 0
-    for _ in progress(engine, requests, chat):
+    for _ in progress(engine, started):
         while written < len(requests) and requests[written].output is not None:
             print(json.dumps(result(engine, requests[written])), file=out, flush=True)
             written += 1
 
 
-def stream_text(engine: Engine, requests: list[Request], chat: bool, out: TextIO) -> None:
+def stream_text(engine: Engine, started: dict[int, Request], out: TextIO) -> None:
     """The text of the one request, as it comes."""
     stream = TextStream(engine.tokenizer)
-    for _, token_ids in progress(engine, requests, chat):
+    for _, token_ids in progress(engine, started):
         print(stream.push(token_ids), end="", file=out, flush=True)
     print(stream.finish(), file=out, flush=True)
 

@@ -79,7 +79,7 @@ class _DraftSeat:
 
 
 class Drafter:
-    """Proposes greedy candidates for several requests at once."""
+    """Computes what comes next for several requests at once; what is made of that is for `speculate`."""
 
     def __init__(self, model: PartitionedModel, window: DraftWindow, vocab_size: int) -> None:
         """`vocab_size` is the target's: the draft proposes nothing beyond it."""
@@ -98,8 +98,8 @@ class Drafter:
         """Forgets the request in a seat."""
         self._seats.pop(seat, None)
 
-    def start(self, contexts: dict[int, list[int]]) -> dict[int, int]:
-        """First draft step: catches up with each request's committed tokens and proposes one more for each."""
+    def start(self, contexts: dict[int, list[int]]) -> dict[int, Tensor]:
+        """First draft step: catches up with each request's committed tokens; returns logits [vocab] after them."""
         pending: dict[int, list[int]] = {}
         for seat, tokens in contexts.items():
             if seat not in self._seats:
@@ -113,8 +113,8 @@ class Drafter:
             pending |= {seat: tokens[FEED_TOKENS:] for seat, tokens in behind.items()}
         return self._feed(pending, logits=True)
 
-    def extend(self, latest: dict[int, int]) -> dict[int, int]:
-        """A further draft step: one more token after the latest candidate of each request."""
+    def extend(self, latest: dict[int, int]) -> dict[int, Tensor]:
+        """A further draft step: logits [vocab] after the latest candidate of each request."""
         return self._feed({seat: [token] for seat, token in latest.items()}, logits=True)
 
     def _new_seat(self) -> _DraftSeat:
@@ -122,8 +122,8 @@ class Drafter:
         shape = (spec.num_layers, 2, spec.num_kv_heads, self.window.storage, spec.head_dim)
         return _DraftSeat(torch.empty(shape, dtype=spec.dtype, device=spec.device))
 
-    def _feed(self, rows: dict[int, list[int]], *, logits: bool) -> dict[int, int]:
-        """Computes tokens after each request's cached ones; returns the best next token of each, if asked."""
+    def _feed(self, rows: dict[int, list[int]], *, logits: bool) -> dict[int, Tensor]:
+        """Computes tokens after each request's cached ones; returns the logits after each one's last, if asked."""
         firsts = {seat: len(self._seats[seat].cached) for seat in rows}
         values, places = flatten_rows(
             [(tokens, firsts[seat], int(logits)) for seat, tokens in rows.items()], self.model.spec.device
@@ -141,8 +141,7 @@ class Drafter:
             self._seats[seat].cached += tokens
         if not logits:
             return {}
-        best: list[int] = values[self.model.output][0, :, : self.vocab_size].argmax(-1).tolist()
-        return dict(zip(rows, best, strict=True))
+        return dict(zip(rows, values[self.model.output][0, :, : self.vocab_size], strict=True))
 
     def _attend(
         self,

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import GenerationConfig
 
 from specstream.batch import RoundBatch, SeatRows, flatten_rows
 from specstream.draft import Drafter
@@ -21,10 +22,12 @@ from specstream.metrics import Counters, Metrics
 from specstream.options import Options
 from specstream.plan import Plan
 from specstream.planner import Planner
+from specstream.processors import make_sampling
 from specstream.round_spec import RoundSpec, SeatSpec
 from specstream.scheduler import RequestRows, Scheduler
 from specstream.sequence import FinishReason, RequestMetrics, Sequence
-from specstream.speculate import accept_greedy
+from specstream.settings import merge_settings
+from specstream.speculate import Speculation
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,7 @@ class Engine:
         self.tokenizer, self.generation_config = tokenizer, generation_config
         self._planner, self._executor, self._host, self._drafter = planner, executor, host, drafter
         self._scheduler = Scheduler(memory, executor.store, host, options.max_num_seqs, options.max_num_batched_tokens)
+        self._speculation = Speculation(options.rejection_sample_method, options.draft_sample_method)
         self._counters = Counters()
         self._next_id = 0
         self._last: tuple[Plan, dict[int, int]] | None = None
@@ -84,27 +88,58 @@ class Engine:
 
     # Requests
 
-    def submit(self, prompt: Seq[int], *, max_new_tokens: int, eos_token_id: int | Seq[int] | None = None) -> int:
-        """Queues a request; it joins between two rounds.
+    def submit(
+        self,
+        prompt: Seq[int],
+        *,
+        max_new_tokens: int | None = None,
+        eos_token_id: int | Seq[int] | None = None,
+        generation_config: GenerationConfig | None = None,
+        seed: int | None = None,
+        presence_penalty: float = 0.0,
+        frequency_penalty: float = 0.0,
+        logit_bias: dict[int, float] | None = None,
+    ) -> int:
+        """Queues a request; it joins between two rounds. Without a generation_config it is decoded greedily.
 
         Args:
             prompt: token ids.
-            max_new_tokens: most tokens to produce.
-            eos_token_id: end token or tokens; the one produced is part of the output.
+            max_new_tokens: most tokens to produce; None for the generation_config's.
+            eos_token_id: end token or tokens, instead of the generation_config's; the one produced is part of the
+                output.
+            generation_config: the request's settings (`specstream.settings.HONOURED`).
+            seed: of a sampled text; None draws one from torch's global generator.
+            presence_penalty, frequency_penalty, logit_bias: as OpenAI and vLLM define them.
 
         Returns:
             The request's id.
 
         Raises:
-            InvalidOption: the prompt is empty, has ids out of range, or leaves no room under `max_model_len`.
+            InvalidOption: the prompt is empty, has ids out of range, or leaves no room under `max_model_len`; a
+                setting that is not supported.
             OutOfBudget: it can never fit.
         """
         self._check_open()
         prompt = list(prompt)
+        config = merge_settings(None, generation_config)
+        if max_new_tokens is None:
+            max_new_tokens = config.max_new_tokens
         self._check_prompt(prompt, max_new_tokens)
-        ends = [] if eos_token_id is None else [eos_token_id] if isinstance(eos_token_id, int) else eos_token_id
+        assert max_new_tokens is not None
+        if eos_token_id is not None:
+            config.eos_token_id = [eos_token_id] if isinstance(eos_token_id, int) else list(eos_token_id)
         limit = min(len(prompt) + max_new_tokens, self.memory.max_model_len)
-        sequence = Sequence(self._next_id, len(prompt), limit, frozenset(ends), prompt)
+        config.max_length = limit
+        sampling = make_sampling(
+            config,
+            len(prompt),
+            seed,
+            presence_penalty=presence_penalty,
+            frequency_penalty=frequency_penalty,
+            logit_bias=logit_bias,
+        )
+        ends = frozenset(config.eos_token_id or ())
+        sequence = Sequence(self._next_id, len(prompt), limit, ends, prompt, sampling=sampling)
         self._scheduler.submit(sequence)
         self._next_id += 1
         return sequence.request_id
@@ -214,7 +249,7 @@ class Engine:
         if self._closed:
             raise EngineClosed("the engine is closed; make a new one with specstream.compile")
 
-    def _check_prompt(self, prompt: list[int], max_new_tokens: int) -> None:
+    def _check_prompt(self, prompt: list[int], max_new_tokens: object) -> None:
         vocab, longest = self._planner.model.spec.vocab_size, self.memory.max_model_len - 1
         if not prompt:
             raise InvalidOption("prompt", prompt, "at least one token", "Start from the model's first special token.")
@@ -284,9 +319,21 @@ class Engine:
         return RoundBatch(
             inputs,
             seats,
-            accept=lambda logits: _accept(rows, logits[0]),
+            accept=lambda logits: self._accept(rows, logits[0]),
             draft=lambda step: self._draft(rows, step),
         )
+
+    def _accept(self, rows: list[RequestRows], logits: Tensor) -> None:
+        """Decides what each request produced, from logits [R, vocab]. Nothing is committed: the round may fail."""
+        at = 0
+        for row in rows:
+            if row.logits:
+                sequence = row.sequence
+                own = logits[at : at + row.logits]
+                accepted, produced = self._speculation.accept(sequence.sampling, own, sequence.tokens, row.candidates)
+                row.produced, row.finish_reason = sequence.cut(produced)
+                row.accepted = min(accepted, len(row.produced))
+                at += row.logits
 
     def _draft(self, rows: list[RequestRows], step: int) -> None:
         """One draft step for every request that goes on and has room for one more candidate."""
@@ -300,11 +347,12 @@ class Engine:
         if not wanted:
             return
         if step == 0:
-            proposed = self._drafter.start({s: r.sequence.tokens + r.produced for s, r in wanted.items()})
+            logits = self._drafter.start({s: r.sequence.tokens + r.produced for s, r in wanted.items()})
         else:
-            proposed = self._drafter.extend({s: r.next_candidates[-1] for s, r in wanted.items()})
-        for seat, token in proposed.items():
-            wanted[seat].next_candidates.append(token)
+            logits = self._drafter.extend({s: r.next_candidates.tokens[-1] for s, r in wanted.items()})
+        for seat, row in wanted.items():
+            text = row.sequence.tokens + row.produced
+            self._speculation.propose(row.sequence.sampling, logits[seat], text, row.next_candidates)
 
     def _commit(self, row: RequestRows, plan: Plan) -> StepOutput | None:
         """Moves the request to where the round brought it."""
@@ -313,7 +361,7 @@ class Engine:
         row.kv.streamed += next(s.offload for s in plan.spec.seats if s.seat == sequence.seat)
         if not row.prompt:
             sequence.metrics.num_verify_rounds += 1
-            sequence.metrics.num_draft_tokens += len(row.candidates)
+            sequence.metrics.num_draft_tokens += len(row.candidates.tokens)
             sequence.metrics.num_accepted_tokens += row.accepted
         if not row.logits:
             return None
@@ -326,14 +374,3 @@ class Engine:
 def _seating(rows: list[RequestRows]) -> dict[int, int]:
     """Which request sits where."""
     return {row.sequence.seat: row.sequence.request_id for row in rows}
-
-
-def _accept(rows: list[RequestRows], logits: Tensor) -> None:
-    """Decides what each request produced from logits [R, vocab]. Nothing is committed yet: the round may still fail."""
-    at = 0
-    for row in rows:
-        if row.logits:
-            accepted, produced = accept_greedy(logits[at : at + row.logits], row.candidates)
-            row.produced, row.finish_reason = row.sequence.cut(produced)
-            row.accepted = min(accepted, len(row.produced))
-            at += row.logits

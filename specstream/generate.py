@@ -8,73 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from transformers import GenerationConfig
 
 from specstream.errors import InvalidOption
+from specstream.settings import merge_settings
 
 if TYPE_CHECKING:
     from specstream.engine import Engine, RequestOutput
 
 DEFAULT_NEW_TOKENS = 20
 """As transformers has it when neither the call nor the model says."""
-
-
-_CHANGES_TEXT: dict[str, Any] = {
-    "min_length": 0,
-    "min_new_tokens": 0,
-    "num_beams": 1,
-    "num_return_sequences": 1,
-    "repetition_penalty": 1.0,
-    "encoder_repetition_penalty": 1.0,
-    "no_repeat_ngram_size": 0,
-    "guidance_scale": 1.0,
-    "token_healing": False,
-}
-_CHANGES_TEXT |= dict.fromkeys(
-    (
-        "bad_words_ids",
-        "begin_suppress_tokens",
-        "constraints",
-        "dola_layers",
-        "exponential_decay_length_penalty",
-        "force_words_ids",
-        "forced_bos_token_id",
-        "forced_eos_token_id",
-        "max_time",
-        "penalty_alpha",
-        "sequence_bias",
-        "stop_strings",
-        "suppress_tokens",
-        "watermarking_config",
-    )
-)
-"""Settings of a generation_config that change greedy text, and, beside None, the value at which they do not."""
-
-_SAMPLING = {
-    "do_sample",
-    "temperature",
-    "top_k",
-    "top_p",
-    "top_h",
-    "min_p",
-    "typical_p",
-    "epsilon_cutoff",
-    "eta_cutoff",
-}
-_BEAMS = {"length_penalty", "early_stopping", "num_beam_groups", "diversity_penalty"}
-_ENDING = {"max_length", "max_new_tokens", "bos_token_id", "eos_token_id", "pad_token_id"}
-_RUNNING = {
-    "_from_model_config",
-    "use_cache",
-    "cache_implementation",
-    "cache_config",
-    "transformers_version",
-    "compile_config",
-}
-_ASSISTING = {"num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold"}
-_HONOURED_OR_WITHOUT_EFFECT = _SAMPLING | _BEAMS | _ENDING | _RUNNING | _ASSISTING
-_NEUTRAL = {"repetition_penalty": 1.0, "num_beams": 1, "num_return_sequences": 1, "no_repeat_ngram_size": 0}
-_NEUTRAL |= {"min_length": 0, "encoder_repetition_penalty": 1.0, "encoder_no_repeat_ngram_size": 0}
-"""Settings of a generation_config that change nothing."""
 
 
 @dataclass(frozen=True)
@@ -92,74 +35,73 @@ def generate(
     input_ids: Tensor | Seq[Seq[int]],
     *,
     attention_mask: Tensor | None = None,
-    max_new_tokens: int | None = None,
-    max_length: int | None = None,
-    eos_token_id: int | Seq[int] | None = None,
-    pad_token_id: int | None = None,
-    do_sample: bool | None = None,
+    generation_config: GenerationConfig | None = None,
+    seed: int | Seq[int] | None = None,
+    presence_penalty: float = 0.0,
+    frequency_penalty: float = 0.0,
+    logit_bias: dict[int, float] | None = None,
     streamer: Any = None,
     return_dict_in_generate: bool = False,
-    **refused: object,
+    **settings: Any,
 ) -> Tensor | GenerateOutput:
-    """Completes a batch of prompts greedily.
-
-    What is not given comes from the model's generation_config, as in transformers.
+    """Completes a batch of prompts.
 
     Args:
         input_ids: int64 [batch, length], or token ids of different lengths.
         attention_mask: [batch, length], 0 where a prompt is padded (left or right).
-        max_new_tokens, max_length: most tokens to produce, or of prompt and output together.
-        eos_token_id: end token or tokens.
-        pad_token_id: fills rows that end early; default: the first end token, else 0.
+        generation_config: settings instead of the model's own.
+        seed: of the sampled text. An int gives the sequences of the call seed, seed + 1, ...; a list one each; None
+            draws one from torch's global generator.
+        presence_penalty, frequency_penalty, logit_bias: as OpenAI and vLLM define them.
         streamer: transformers streamer, for a batch of one.
+        settings: fields of GenerationConfig, over the generation_config: max_new_tokens, do_sample, temperature, ...
+            (`specstream.settings.HONOURED`); the others are refused by name.
 
     Returns:
-        int64 [batch, length + most new tokens], the prompts first as they were given; a `GenerateOutput` on request.
+        int64 [batch x num_return_sequences, length + most new tokens], the prompts first as they were given; a
+        `GenerateOutput` on request.
 
     Raises:
         InvalidOption: an argument that is unknown or cannot be honoured, by name.
     """
-    for name, value in refused.items():
-        raise InvalidOption(name, value, "an argument of specstream's generate", "Leave it out.")
-    defaults = engine.generation_config
-    _refuse_defaults(defaults)
-    if do_sample is None:
-        do_sample = bool(getattr(defaults, "do_sample", False))
-    if do_sample:
-        raise InvalidOption("do_sample", True, "False: decoding is greedy", "Pass do_sample=False.")
-    for name, value in unsupported_settings(defaults).items():
-        way_out = f"Set model.generation_config.{name} = None if that is what you want."
-        raise InvalidOption(f"generation_config.{name}", value, "None: it is not supported", way_out)
-    if eos_token_id is None:
-        eos_token_id = getattr(defaults, "eos_token_id", None)
-    ends = [] if eos_token_id is None else [eos_token_id] if isinstance(eos_token_id, int) else list(eos_token_id)
-    if pad_token_id is None:
-        pad_token_id = getattr(defaults, "pad_token_id", None)
-    if pad_token_id is None:
-        pad_token_id = ends[0] if ends else 0
-    rows, prompts = _prompts(input_ids, attention_mask, pad_token_id)
+    config = merge_settings(engine.generation_config, generation_config, **settings)
+    ends = config.eos_token_id or []
+    padding = config.pad_token_id if config.pad_token_id is not None else ends[0] if ends else 0
+    rows, prompts = _prompts(input_ids, attention_mask, padding)
+    copies = config.num_return_sequences or 1
+    rows, prompts = rows.repeat_interleave(copies, 0), [prompt for prompt in prompts for _ in range(copies)]
     if streamer is not None and len(prompts) > 1:
         raise InvalidOption("streamer", f"a batch of {len(prompts)}", "a batch of one")
-    budget = _new_tokens(defaults, max_new_tokens, max_length, rows.shape[1])
+    seeds = _seeds(seed, len(prompts))
+    config.max_new_tokens = _new_tokens(config, settings, rows.shape[1])
+    config.max_length = config.max_new_tokens + rows.shape[1]
+    arguments = {
+        "generation_config": config,
+        "presence_penalty": presence_penalty,
+        "frequency_penalty": frequency_penalty,
+        "logit_bias": logit_bias,
+    }
     if streamer is not None:
         streamer.put(rows.cpu())
-    outputs = _run(engine, prompts, budget, ends, streamer)
+    requests = [(prompt, arguments | {"seed": own}) for prompt, own in zip(prompts, seeds, strict=True)]
+    outputs = _run(engine, requests, streamer)
     if streamer is not None:
         streamer.end()
     longest = max(len(output.token_ids) for output in outputs)
-    new = [output.token_ids + [pad_token_id] * (longest - len(output.token_ids)) for output in outputs]
+    new = [output.token_ids + [padding] * (longest - len(output.token_ids)) for output in outputs]
     sequences = torch.cat([rows, torch.tensor(new, dtype=rows.dtype, device=rows.device)], dim=1)
     return GenerateOutput(sequences, tuple(outputs)) if return_dict_in_generate else sequences
 
 
-def unsupported_settings(generation_config: Any) -> dict[str, object]:
-    """What a model's generation_config sets that changes greedy decoding and is not supported here."""
-    settings = generation_config.to_diff_dict() if hasattr(generation_config, "to_diff_dict") else {}
-    return {
-        name: value
-        for name, value in settings.items()
-        if name not in _HONOURED_OR_WITHOUT_EFFECT and value is not None and value != _NEUTRAL.get(name, False)
-    }
+def _seeds(seed: int | Seq[int] | None, count: int) -> list[int]:
+    """One seed for each sequence."""
+    if seed is None:
+        return [int(value) for value in torch.randint(2**63 - 1, (count,))]
+    if isinstance(seed, int):
+        return [seed + index for index in range(count)]
+    if len(seed) != count:
+        raise InvalidOption("seed", f"{len(seed)} seeds", f"an int, or one for each of the {count} sequences")
+    return list(seed)
 
 
 def _prompts(
@@ -186,35 +128,25 @@ def _prompts(
     return input_ids, [row[keep.bool()].tolist() for row, keep in zip(input_ids, attention_mask, strict=True)]
 
 
-def _refuse_defaults(defaults: Any) -> None:
-    """What the model's own generation_config asks for is honoured or refused, too."""
-    for name, neutral in _CHANGES_TEXT.items():
-        value = getattr(defaults, name, None)
-        if value is not None and value != neutral:
-            way_out = f"Set generation_config.{name} of the model to None if that is acceptable."
-            raise InvalidOption(f"generation_config.{name}", value, "None: it would change the text", way_out)
-
-
-def _new_tokens(defaults: Any, max_new_tokens: int | None, max_length: int | None, width: int) -> int:
-    if max_new_tokens is None and max_length is None:
-        max_new_tokens = getattr(defaults, "max_new_tokens", None)
-        max_length = getattr(defaults, "max_length", None)
-    if max_new_tokens is not None:
-        return max_new_tokens
-    if max_length is None:
+def _new_tokens(config: GenerationConfig, settings: dict[str, Any], width: int) -> int:
+    """Tokens to produce: max_new_tokens, or what max_length leaves; what the call says goes first."""
+    by_length = settings.get("max_length") is not None and settings.get("max_new_tokens") is None
+    if config.max_new_tokens is not None and not by_length:
+        return int(config.max_new_tokens)
+    if config.max_length is None:
         return DEFAULT_NEW_TOKENS
-    if max_length <= width:
-        raise InvalidOption("max_length", max_length, f"more than the {width} tokens of the prompt")
-    return max_length - width
+    if config.max_length <= width:
+        raise InvalidOption("max_length", config.max_length, f"more than the {width} tokens of the prompt")
+    return int(config.max_length) - width
 
 
-def _run(engine: Engine, prompts: list[list[int]], budget: int, ends: list[int], streamer: Any) -> list[RequestOutput]:
+def _run(engine: Engine, requests: list[tuple[list[int], dict[str, Any]]], streamer: Any) -> list[RequestOutput]:
     """Runs rounds until these prompts are done; whatever stops it takes them out of the engine."""
     ids: list[int] = []
     done: dict[int, RequestOutput] = {}
     try:
-        for prompt in prompts:
-            ids.append(engine.submit(prompt, max_new_tokens=budget, eos_token_id=ends))
+        for prompt, arguments in requests:
+            ids.append(engine.submit(prompt, **arguments))
         while len(done) < len(ids):
             outputs = engine.run_round()
             engine.hand_over([output for output in outputs if output.request_id not in ids])

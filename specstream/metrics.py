@@ -90,7 +90,7 @@ class Counters:
             self.decode_streamed_bytes += streamed_bytes
         for row in rows:
             if not row.prompt:
-                self._count_verification(len(row.candidates), row.accepted)
+                self._count_verification(len(row.candidates.tokens), row.accepted)
 
     def _count_verification(self, proposed: int, accepted: int) -> None:
         self.num_verify_rounds += 1

@@ -8,6 +8,12 @@ from typing import Literal
 
 from specstream.errors import InvalidOption
 
+_WORDS = {
+    "draft_sample_method": ("greedy", "probabilistic"),
+    "rejection_sample_method": ("standard", "coupled"),
+    "drafting": ("auto", "off", "sequential"),
+}
+
 Size = int | str
 """Bytes as an int, or text such as "4GiB", "512 MiB", "1.5e9"; "auto" where the field says so."""
 
@@ -70,6 +76,10 @@ class Options:
     """Latest tokens a second model's attention keeps; None: all."""
     draft_sink: int = 4
     """First tokens it keeps beside the window."""
+    draft_sample_method: Literal["greedy", "probabilistic"] = "probabilistic"
+    """How candidates are drawn for a request that samples: the draft's best, or from its distribution."""
+    rejection_sample_method: Literal["standard", "coupled"] = "standard"
+    """How they are accepted. standard: the target's distribution. coupled: the target's own seeded sample."""
     drafting: Literal["auto", "off", "sequential"] = "auto"
     """When candidates are drafted. off is the same as draft=None."""
     debug: bool = False
@@ -99,8 +109,9 @@ class Options:
             raise InvalidOption("draft_window", self.draft_window, "a positive integer or None (keep everything)")
         if isinstance(self.draft_sink, bool) or not isinstance(self.draft_sink, int) or self.draft_sink < 0:
             raise InvalidOption("draft_sink", self.draft_sink, "an integer from 0")
-        if self.drafting not in ("auto", "off", "sequential"):
-            raise InvalidOption("drafting", self.drafting, '"auto", "off" or "sequential"')
+        for name, words in _WORDS.items():
+            if getattr(self, name) not in words:
+                raise InvalidOption(name, getattr(self, name), " or ".join(f'"{word}"' for word in words))
         if self.gpu_kv_budget not in ("auto", "min"):
             parse_size("gpu_kv_budget", self.gpu_kv_budget)
         if self.host_kv_budget != "auto":

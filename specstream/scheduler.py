@@ -11,6 +11,7 @@ from specstream.memory import MemoryPlan
 from specstream.options import format_size
 from specstream.round_spec import SeatSpec
 from specstream.sequence import FinishReason, Sequence
+from specstream.speculate import Candidates
 
 
 @dataclass
@@ -23,18 +24,18 @@ class RequestRows:
     """What its rows hold."""
     prompt: bool
     """Whether they are a part of its prompt: then all are committed whatever comes out."""
-    candidates: list[int]
+    candidates: Candidates
     logits: int
     """How many of its last rows need logits: none while more of the prompt is to come."""
     accepted: int = 0
     produced: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
-    next_candidates: list[int] = field(default_factory=list)
+    next_candidates: Candidates = field(default_factory=Candidates)
 
     @property
     def committed(self) -> int:
         """Rows whose KV stays."""
-        return len(self.tokens) - len(self.candidates) + self.accepted
+        return len(self.tokens) - len(self.candidates.tokens) + self.accepted
 
     def seat_spec(self, most_candidates: int) -> SeatSpec:
         """Its structure; a verification is given the span of a full block, so that rounds look alike."""
@@ -130,10 +131,10 @@ class Scheduler:
                     budget -= count
                     stop = kv.length + count
                     last = int(stop == sequence.prompt_length)
-                    rows.append(RequestRows(sequence, kv, tokens[kv.length : stop], True, [], last))
+                    rows.append(RequestRows(sequence, kv, tokens[kv.length : stop], True, Candidates(), last))
             else:
                 room = min(kv.room, sequence.limit - len(tokens))
-                candidates = sequence.candidates[: room - 1]
-                verified = [tokens[-1], *candidates]
+                candidates = sequence.candidates.first(room - 1)
+                verified = [tokens[-1], *candidates.tokens]
                 rows.append(RequestRows(sequence, kv, verified, False, candidates, len(verified)))
         return rows

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from specstream.kv import SequenceKV
+from specstream.sampling import Sampling
+from specstream.speculate import Candidates
 
 
 class FinishReason(str, Enum):
@@ -45,7 +47,8 @@ class Sequence:
     tokens: list[int]
     seat: int = -1
     kv: SequenceKV | None = None
-    candidates: list[int] = field(default_factory=list)
+    sampling: Sampling = field(default_factory=Sampling)
+    candidates: Candidates = field(default_factory=Candidates)
     metrics: RequestMetrics = field(default_factory=RequestMetrics)
 
     @property

@@ -1,22 +1,107 @@
-"""Acceptance of candidates against the target's own choices."""
+"""Proposing and accepting candidates: greedily, by the standard rejection rule, or by coupled noise.
+
+Every rule of acceptance takes the target's processed logits `scores`, float [candidates + 1, vocab], row i being the
+target's view after candidate i - 1, and `position`, the index in the text of the first candidate. It returns how many
+candidates are accepted, and the tokens produced: those, and one of the target's own.
+"""
 
 from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from specstream.sampling import Noise, Purpose, Sampling
 
-def accept_greedy(logits: Tensor, candidates: list[int]) -> tuple[int, list[int]]:
-    """Greedy verification: candidates count as long as each is the target's own best token.
+Accepted = tuple[int, list[int]]
+
+
+@dataclass
+class Candidates:
+    """What the draft proposes for one request."""
+
+    tokens: list[int] = field(default_factory=list)
+    probabilities: list[Tensor] = field(default_factory=list)
+    """What each was drawn from, float64 [vocab]; empty where the rule needs none."""
+
+    def first(self, count: int) -> Candidates:
+        return Candidates(self.tokens[:count], self.probabilities[:count])
+
+
+@dataclass(frozen=True)
+class Speculation:
+    """How candidates are drawn and accepted when a request samples; greedy requests need no choice."""
+
+    rejection_sample_method: Literal["standard", "coupled"]
+    draft_sample_method: Literal["greedy", "probabilistic"]
+
+    def propose(self, sampling: Sampling, logits: Tensor, text: list[int], candidates: Candidates) -> None:
+        """Adds one candidate, from the draft's logits [vocab] after `text` and the candidates so far."""
+        position = len(text) + len(candidates.tokens)
+        scores = sampling.scores(logits.unsqueeze(0), [*text, *candidates.tokens], [])[0]
+        if not sampling.do_sample:
+            candidates.tokens.append(int(scores.argmax()))
+        elif self.rejection_sample_method == "coupled":
+            noise = sampling.noise.gumbel(position, len(scores)) if self.draft_sample_method == "probabilistic" else 0
+            candidates.tokens.append(int((scores.double() + noise).argmax()))
+        else:
+            drawn_from = torch.softmax(scores.double(), dim=-1)
+            if self.draft_sample_method == "greedy":
+                drawn_from = torch.zeros_like(drawn_from).index_fill_(0, scores.argmax(), 1.0)
+            candidates.tokens.append(sampling.noise.draw(drawn_from, position, Purpose.DRAFT))
+            candidates.probabilities.append(drawn_from)
+
+    def accept(self, sampling: Sampling, logits: Tensor, text: list[int], candidates: Candidates) -> Accepted:
+        """Verifies candidates against the target's logits [candidates + 1, vocab] after `text`."""
+        scores = sampling.scores(logits, text, candidates.tokens)
+        if not sampling.do_sample:
+            return accept_greedy(scores, candidates.tokens)
+        if self.rejection_sample_method == "coupled":
+            return accept_coupled(scores, candidates.tokens, sampling.noise, len(text))
+        return accept_standard(scores, candidates.tokens, candidates.probabilities, sampling.noise, len(text))
+
+
+def accept_greedy(scores: Tensor, candidates: list[int]) -> Accepted:
+    """Candidates count as long as each is the target's own best token."""
+    return _accept_equal(torch.argmax(scores, dim=-1).tolist(), candidates)
+
+
+def accept_coupled(scores: Tensor, candidates: list[int], noise: Noise, position: int) -> Accepted:
+    """Candidates count as long as each is the target's own sample, drawn with the same noise as the draft's.
+
+    The tokens are those that the target alone would sample, whatever was proposed (Gumbel coupling).
+    """
+    vocab = scores.shape[-1]
+    gumbel = torch.stack([noise.gumbel(position + index, vocab) for index in range(len(scores))])
+    return _accept_equal(torch.argmax(scores.double() + gumbel.to(scores.device), dim=-1).tolist(), candidates)
+
+
+def accept_standard(
+    scores: Tensor, candidates: list[int], draft_probabilities: list[Tensor], noise: Noise, position: int
+) -> Accepted:
+    """The rejection rule of speculative sampling (Leviathan et al. 2023): the target's distribution, exactly.
 
     Args:
-        logits: [len(candidates) + 1, vocab]; row i is the target's view after candidate i - 1.
-
-    Returns:
-        How many candidates are accepted, and the tokens produced: those and one of the target's own.
+        draft_probabilities: for each candidate, what it was drawn from, float64 [vocab].
     """
-    best: list[int] = torch.argmax(logits, dim=-1).tolist()
+    target = torch.softmax(scores.double(), dim=-1)
+    for index, (candidate, draft) in enumerate(zip(candidates, draft_probabilities, strict=True)):
+        wanted, proposed = target[index, candidate], draft[candidate]
+        if noise.uniform(position + index, Purpose.ACCEPT) * proposed < wanted:
+            continue
+        residual = (target[index] - draft).clamp_min(0)
+        if not residual.any():  # equal but for rounding
+            residual = target[index]
+        token = noise.draw(residual, position + index, Purpose.RESIDUAL)
+        return index, [*candidates[:index], token]
+    last = len(candidates)
+    return last, [*candidates, noise.draw(target[last], position + last, Purpose.TOKEN)]
+
+
+def _accept_equal(chosen: list[int], candidates: list[int]) -> Accepted:
     accepted = 0
-    while accepted < len(candidates) and candidates[accepted] == best[accepted]:
+    while accepted < len(candidates) and candidates[accepted] == chosen[accepted]:
         accepted += 1
-    return accepted, best[: accepted + 1]
+    return accepted, chosen[: accepted + 1]

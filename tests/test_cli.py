@@ -59,18 +59,22 @@ class Echo:
     def __init__(self) -> None:
         self.tokenizer: Bytes | None = Bytes()
         self.closed = False
+        self.settings: list[tuple[GenerationConfig, int | None]] = []
         self._left: dict[int, list[int]] = {}
         self._answers: dict[int, list[int]] = {}
         self._reasons: dict[int, str] = {}
 
-    generation_config = SimpleNamespace(eos_token_id=256)
+    generation_config = GenerationConfig(eos_token_id=256)
 
     @property
     def has_unfinished(self) -> bool:
         return bool(self._left)
 
-    def submit(self, prompt_ids: list[int], *, max_new_tokens: int, eos_token_id: int) -> int:
-        assert eos_token_id == 256
+    def submit(
+        self, prompt_ids: list[int], *, max_new_tokens: int, generation_config: GenerationConfig, seed: int | None
+    ) -> int:
+        assert generation_config.eos_token_id == [256]
+        self.settings.append((generation_config, seed))
         if len(prompt_ids) > 100:
             raise InvalidOption("prompt", len(prompt_ids), "at most 100 tokens")
         answer = [*bytes(prompt_ids).decode().upper().encode(), 256]
@@ -241,7 +245,9 @@ class Unfinished(io.StringIO):
 
 def test_each_round_is_shown_at_once(engine: Any) -> None:
     out = Unfinished()
-    cli_generate.stream_text(engine, [cli_generate.Request("abcdef", 100)], False, out)
+    requests = [cli_generate.Request("abcdef", 100)]
+    started = cli_generate.start(engine, requests, GenerationConfig(eos_token_id=[256]), None, False)
+    cli_generate.stream_text(engine, started, out)
     assert [part for part in out.parts if part] == ["AB", "CD", "EF", "\n"]
 
 
@@ -410,10 +416,27 @@ def test_a_reader_that_leaves_is_no_error() -> None:
     assert process.wait(timeout=60) == 141
 
 
-def test_settings_of_the_model_that_are_ignored_are_named() -> None:
-    from specstream.cli_generate import ignored_settings
+def test_flags_for_choosing_tokens_go_over_the_models_settings(engine: Echo) -> None:
+    engine.generation_config = GenerationConfig(eos_token_id=256, do_sample=True, temperature=0.6, top_p=0.9)
+    prompt = ("--prompt", "a")
+    assert cli.main([*GENERATE, *prompt, "--seed", "7"]) == 0
+    assert cli.main([*GENERATE, *prompt, "--greedy"]) == 0
+    engine.generation_config = GenerationConfig(eos_token_id=256)
+    assert cli.main([*GENERATE, *prompt, "--temperature", "0.5", "--top-k", "3"]) == 0
+    assert cli.main([*GENERATE, *prompt, "--repetition-penalty", "1.2"]) == 0
+    names = ("do_sample", "temperature", "top_k", "top_p", "repetition_penalty")
+    asked = [(*(getattr(settings, name) for name in names), seed) for settings, seed in engine.settings]
+    assert asked == [
+        (True, 0.6, None, 0.9, None, 7),
+        (False, 0.6, None, 0.9, None, None),
+        (True, 0.5, 3, None, None, None),
+        (None, None, None, None, 1.2, None),
+    ]
 
-    asked = GenerationConfig(do_sample=True, temperature=0.6, repetition_penalty=1.1, eos_token_id=2)
-    assert ignored_settings(asked) == ["do_sample=True", "repetition_penalty=1.1"]
-    assert ignored_settings(GenerationConfig(eos_token_id=2)) == []
-    assert ignored_settings(None) == []
+
+def test_settings_of_the_model_that_are_not_supported_are_refused(
+    engine: Echo, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine.generation_config = GenerationConfig(eos_token_id=256, num_beams=3)
+    assert cli.main([*GENERATE, "--prompt", "a"]) == 2
+    assert "generation_config.num_beams: got 3; allowed: None: it is not supported." in capsys.readouterr().err

@@ -12,7 +12,7 @@ from specstream.engine import Engine, StepOutput
 from specstream.errors import EngineClosed, InvalidOption
 from specstream.options import Options
 from specstream.sequence import FinishReason
-from specstream.speculate import accept_greedy
+from specstream.speculate import Speculation
 from tests.helpers import (
     OPTIONS,
     Request,
@@ -180,7 +180,7 @@ def inject(where: str, error: BaseException, after: int, engine: Engine, patch: 
     elif where == "draft":
         patch.setattr(drafter, "_attend", failing(error, after, drafter._attend))
     elif where == "accept":
-        patch.setattr("specstream.engine.accept_greedy", failing(error, after, accept_greedy))
+        patch.setattr(Speculation, "accept", failing(error, after, Speculation.accept))
     elif where == "plan":
         planner = engine._planner
         patch.setattr(planner, "plan", failing(error, after, planner.plan))

@@ -132,7 +132,7 @@ def test_a_draft_that_lies_at_its_second_token(monkeypatch: pytest.MonkeyPatch) 
             for row in rows:
                 at = len(row.sequence.new_tokens) + len(row.produced) + step
                 if row.finish_reason is None and at < NEW_TOKENS - 1:
-                    row.next_candidates.append((tokens[at] + (step == 1)) % 96)
+                    row.next_candidates.tokens.append((tokens[at] + (step == 1)) % 96)
 
         monkeypatch.setattr(engine, "_draft", draft)
         request = Request(ids, NEW_TOKENS)
@@ -243,9 +243,11 @@ def test_acceptance_recovers_after_candidates_were_rejected(monkeypatch: pytest.
                 return
             draft(rows, step)
             for row in rows:
-                if step == lie_at and len(row.next_candidates) == step + 1:
-                    row.next_candidates[step] = (row.next_candidates[step] + 1) % 96  # the next step feeds on it
-                    lies += len(row.next_candidates) > 0
+                if step == lie_at and len(row.next_candidates.tokens) == step + 1:
+                    row.next_candidates.tokens[step] = (
+                        row.next_candidates.tokens[step] + 1
+                    ) % 96  # the next step feeds on it
+                    lies += len(row.next_candidates.tokens) > 0
 
         monkeypatch.setattr(engine, "_draft", lying)
         request = Request(prompt(9), NEW_TOKENS)
