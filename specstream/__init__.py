@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from specstream.api import compile
-    from specstream.engine import Engine, RequestOutput, StepOutput
+    from specstream.engine import Engine
     from specstream.errors import (
         EngineClosed,
         InvalidOption,
@@ -16,12 +16,13 @@ if TYPE_CHECKING:
         UnsupportedModel,
     )
     from specstream.options import Options
+    from specstream.outputs import RequestOutput, StepOutput
 
 _HOMES = {
     "compile": "api",
     "Engine": "engine",
-    "RequestOutput": "engine",
-    "StepOutput": "engine",
+    "RequestOutput": "outputs",
+    "StepOutput": "outputs",
     "Options": "options",
     "SpecStreamError": "errors",
     "UnsupportedModel": "errors",

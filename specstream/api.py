@@ -49,7 +49,8 @@ def compile(target: Model, draft: Model | None = None, *, dtype: Any = None, **o
     target_model = compile_model(target_module, target_name, limit)
     draft_model = None
     if draft is not None and settings.drafting != "off":
-        draft_module, _, draft_name = load_model(draft, dtype, DEVICE)
+        draft_module, draft_tokenizer, draft_name = load_model(draft, dtype, DEVICE)
+        check_tokenizers(tokenizer, draft_tokenizer)
         reach = min(resolve_max_model_len(settings, target_model.spec), max_positions(draft_module) or sys.maxsize)
         draft_model = compile_model(draft_module, draft_name, reach)
     defaults = getattr(target_module, "generation_config", None)
@@ -99,14 +100,29 @@ def build_engine(
     return Engine(options, memory, planner, executor, host, drafter, tokenizer, generation_config)
 
 
+def check_tokenizers(target: Any, draft: Any) -> None:
+    """Refuses a draft whose token ids mean something else, where both tokenizers are known.
+
+    Vocabularies may differ in length: the longer one is padding.
+
+    Raises:
+        InvalidOption: with the first id that differs.
+    """
+    if target is None or draft is None:
+        return
+    by_id = [{index: token for token, index in t.get_vocab().items()} for t in (target, draft)]
+    for index in sorted(by_id[0].keys() & by_id[1].keys()):
+        ours, theirs = (tokens[index] for tokens in by_id)
+        if ours != theirs:
+            raise InvalidOption(
+                "draft",
+                f"a tokenizer whose id {index} is {theirs!r}",
+                f"the target's tokenizer, whose id {index} is {ours!r}",
+                "Use a draft of the same family, or draft=None.",
+            )
+
+
 def _check_pair(target: ModelSpec, draft: ModelSpec, max_len: int) -> None:
-    if draft.vocab_size != target.vocab_size:
-        raise InvalidOption(
-            "draft",
-            f"{draft.name} with a vocabulary of {draft.vocab_size}",
-            f"the vocabulary of {target.name}, {target.vocab_size}",
-            "Use a draft of the same family, or draft=None.",
-        )
     if draft.device != target.device:
         raise InvalidOption("draft", f"on {draft.device}", f"on the target's device, {target.device}")
     if draft.max_positions is not None and draft.max_positions < max_len:

@@ -18,7 +18,8 @@ from specstream.options import format_size
 if TYPE_CHECKING:
     from transformers import GenerationConfig
 
-    from specstream.engine import Engine, RequestOutput
+    from specstream.engine import Engine
+    from specstream.outputs import RequestOutput
 
 SETTINGS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 """Flags that set the field of GenerationConfig of the same name."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from specstream.batch import flatten_rows
@@ -82,7 +83,8 @@ class Drafter:
     """Computes what comes next for several requests at once; what is made of that is for `speculate`."""
 
     def __init__(self, model: PartitionedModel, window: DraftWindow, vocab_size: int) -> None:
-        """`vocab_size` is the target's: the draft proposes nothing beyond it."""
+        """`vocab_size` is the target's. Where the two differ, the larger is padded: the draft's logits are brought to
+        the target's size, and what the draft has no embedding for it reads as token 0."""
         self.model, self.window, self.vocab_size = model, window, vocab_size
         self._seats: dict[int, _DraftSeat] = {}
 
@@ -125,8 +127,10 @@ class Drafter:
     def _feed(self, rows: dict[int, list[int]], *, logits: bool) -> dict[int, Tensor]:
         """Computes tokens after each request's cached ones; returns the logits after each one's last, if asked."""
         firsts = {seat: len(self._seats[seat].cached) for seat in rows}
+        own = self.model.spec.vocab_size
+        readable = {seat: [t if t < own else 0 for t in tokens] for seat, tokens in rows.items()}
         values, places = flatten_rows(
-            [(tokens, firsts[seat], int(logits)) for seat, tokens in rows.items()], self.model.spec.device
+            [(tokens, firsts[seat], int(logits)) for seat, tokens in readable.items()], self.model.spec.device
         )
         spans = dict(zip(rows, places, strict=True))
         for index, piece in enumerate(self.model.pieces):
@@ -141,7 +145,9 @@ class Drafter:
             self._seats[seat].cached += tokens
         if not logits:
             return {}
-        return dict(zip(rows, values[self.model.output][0, :, : self.vocab_size], strict=True))
+        out = values[self.model.output][0, :, : self.vocab_size]
+        missing = self.vocab_size - out.shape[-1]
+        return dict(zip(rows, F.pad(out, (0, missing), value=float("-inf")), strict=True))
 
     def _attend(
         self,

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig
+from transformers import (
+    GenerationConfig,
+    LogitsProcessor,
+    StoppingCriteria,
+    StoppingCriteriaList,
+    StopStringCriteria,
+)
 
 from specstream.batch import RoundBatch, SeatRows, flatten_rows
 from specstream.draft import Drafter
@@ -20,44 +27,18 @@ from specstream.kv import HostStore
 from specstream.memory import MemoryPlan
 from specstream.metrics import Counters, Metrics
 from specstream.options import Options
+from specstream.outputs import RequestOutput, StepOutput
 from specstream.plan import Plan
 from specstream.planner import Planner
 from specstream.processors import make_sampling
 from specstream.round_spec import RoundSpec, SeatSpec
 from specstream.scheduler import RequestRows, Scheduler
-from specstream.sequence import FinishReason, RequestMetrics, Sequence
+from specstream.sequence import FinishReason, Sequence
 from specstream.settings import merge_settings
 from specstream.speculate import Speculation
 
-
-@dataclass(frozen=True)
-class RequestOutput:
-    """A request that ended."""
-
-    request_id: int
-    prompt_token_ids: list[int]
-    token_ids: list[int]
-    """What was produced, without the prompt."""
-    finish_reason: FinishReason
-    metrics: RequestMetrics
-
-
-@dataclass(frozen=True)
-class StepOutput:
-    """What one step produced for one request."""
-
-    request_id: int
-    new_token_ids: list[int]
-    output: RequestOutput | None
-    """The whole result, once the request has ended."""
-
-    @property
-    def finished(self) -> bool:
-        return self.output is not None
-
-    @property
-    def finish_reason(self) -> FinishReason | None:
-        return self.output.finish_reason if self.output else None
+MOST_USELESS_ROUNDS = 64
+"""Rounds without one accepted candidate after which a request is decoded without candidates."""
 
 
 class Engine:
@@ -99,6 +80,8 @@ class Engine:
         presence_penalty: float = 0.0,
         frequency_penalty: float = 0.0,
         logit_bias: dict[int, float] | None = None,
+        logits_processor: Seq[LogitsProcessor] = (),
+        stopping_criteria: Seq[StoppingCriteria] = (),
     ) -> int:
         """Queues a request; it joins between two rounds. Without a generation_config it is decoded greedily.
 
@@ -110,6 +93,9 @@ class Engine:
             generation_config: the request's settings (`specstream.settings.HONOURED`).
             seed: of a sampled text; None draws one from torch's global generator.
             presence_penalty, frequency_penalty, logit_bias: as OpenAI and vLLM define them.
+            logits_processor: the caller's own, after transformers' penalties and before temperature. They may keep
+                state: nothing is drafted for the request, so that they see committed tokens only, in order.
+            stopping_criteria: the caller's own; they see committed tokens only.
 
         Returns:
             The request's id.
@@ -134,12 +120,17 @@ class Engine:
             config,
             len(prompt),
             seed,
+            extra=logits_processor,
             presence_penalty=presence_penalty,
             frequency_penalty=frequency_penalty,
             logit_bias=logit_bias,
         )
         ends = frozenset(config.eos_token_id or ())
-        sequence = Sequence(self._next_id, len(prompt), limit, ends, prompt, sampling=sampling)
+        stopping = StoppingCriteriaList(stopping_criteria)
+        if config.stop_strings:
+            stopping.append(self._stop_strings(config.stop_strings))
+        sequence = Sequence(self._next_id, len(prompt), limit, ends, prompt, sampling=sampling, stopping=stopping)
+        sequence.drafts = not logits_processor
         self._scheduler.submit(sequence)
         self._next_id += 1
         return sequence.request_id
@@ -263,6 +254,12 @@ class Engine:
             way_out = "Shorten the prompt or compile with a larger max_model_len."
             raise InvalidOption("prompt", f"{len(prompt)} tokens", allowed, way_out)
 
+    def _stop_strings(self, strings: str | list[str]) -> StopStringCriteria:
+        if self.tokenizer is None:
+            way_out = "Compile the target by name or directory, or set engine.tokenizer."
+            raise InvalidOption("stop_strings", strings, "None without a tokenizer", way_out)
+        return StopStringCriteria(self.tokenizer, strings)
+
     def _unfinished(self) -> list[Sequence]:
         return [*self._scheduler.waiting, *self._scheduler.running]
 
@@ -338,12 +335,7 @@ class Engine:
     def _draft(self, rows: list[RequestRows], step: int) -> None:
         """One draft step for every request that goes on and has room for one more candidate."""
         assert self._drafter is not None
-        wanted: dict[int, RequestRows] = {}
-        for row in rows:
-            length = len(row.sequence.tokens) + len(row.produced)
-            goes_on = row.produced and row.finish_reason is None
-            if goes_on and length + step + 1 < row.sequence.limit and self._drafter.reaches(length + step - 1):
-                wanted[row.sequence.seat] = row
+        wanted = {row.sequence.seat: row for row in rows if self._has_room(row, step)}
         if not wanted:
             return
         if step == 0:
@@ -351,8 +343,19 @@ class Engine:
         else:
             logits = self._drafter.extend({s: r.next_candidates.tokens[-1] for s, r in wanted.items()})
         for seat, row in wanted.items():
+            if logits[seat].isnan().any():
+                row.draft_failed = True
+                continue
             text = row.sequence.tokens + row.produced
             self._speculation.propose(row.sequence.sampling, logits[seat], text, row.next_candidates)
+
+    def _has_room(self, row: RequestRows, step: int) -> bool:
+        """Whether the request goes on and has a place for candidate `step`, in its limit and the draft's positions."""
+        assert self._drafter is not None
+        if not row.produced or row.finish_reason or row.draft_failed or not row.sequence.drafts:
+            return False
+        length = len(row.sequence.tokens) + len(row.produced)
+        return length + step + 1 < row.sequence.limit and self._drafter.reaches(length + step - 1)
 
     def _commit(self, row: RequestRows, plan: Plan) -> StepOutput | None:
         """Moves the request to where the round brought it."""
@@ -363,12 +366,28 @@ class Engine:
             sequence.metrics.num_verify_rounds += 1
             sequence.metrics.num_draft_tokens += len(row.candidates.tokens)
             sequence.metrics.num_accepted_tokens += row.accepted
+            self._judge_draft(row)
         if not row.logits:
             return None
         sequence.tokens += row.produced
         sequence.candidates = row.next_candidates
         output = self._leave(sequence, row.finish_reason) if row.finish_reason else None
         return StepOutput(sequence.request_id, row.produced, output)
+
+    def _judge_draft(self, row: RequestRows) -> None:
+        """Turns speculation off for a request whose candidates have long been of no use."""
+        sequence = row.sequence
+        if row.accepted:
+            sequence.useless_rounds = 0
+        elif row.candidates.tokens or row.draft_failed:
+            sequence.useless_rounds += 1
+        if sequence.drafts and sequence.useless_rounds >= MOST_USELESS_ROUNDS:
+            sequence.drafts = False
+            warnings.warn(
+                f"the draft was of no use in {MOST_USELESS_ROUNDS} rounds in a row: speculation is off for request "
+                f"{sequence.request_id}, whose text is not affected",
+                stacklevel=2,
+            )
 
 
 def _seating(rows: list[RequestRows]) -> dict[int, int]:

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig
+from transformers import GenerationConfig, LogitsProcessor, StoppingCriteria
 
 from specstream.errors import InvalidOption
+from specstream.outputs import RequestOutput
 from specstream.settings import merge_settings
 
 if TYPE_CHECKING:
-    from specstream.engine import Engine, RequestOutput
+    from specstream.engine import Engine
 
 DEFAULT_NEW_TOKENS = 20
 """As transformers has it when neither the call nor the model says."""
@@ -40,6 +41,8 @@ def generate(
     presence_penalty: float = 0.0,
     frequency_penalty: float = 0.0,
     logit_bias: dict[int, float] | None = None,
+    logits_processor: Seq[LogitsProcessor] = (),
+    stopping_criteria: Seq[StoppingCriteria] = (),
     streamer: Any = None,
     return_dict_in_generate: bool = False,
     **settings: Any,
@@ -52,7 +55,7 @@ def generate(
         generation_config: settings instead of the model's own.
         seed: of the sampled text. An int gives the sequences of the call seed, seed + 1, ...; a list one each; None
             draws one from torch's global generator.
-        presence_penalty, frequency_penalty, logit_bias: as OpenAI and vLLM define them.
+        presence_penalty, frequency_penalty, logit_bias, logits_processor, stopping_criteria: as in `Engine.submit`.
         streamer: transformers streamer, for a batch of one.
         settings: fields of GenerationConfig, over the generation_config: max_new_tokens, do_sample, temperature, ...
             (`specstream.settings.HONOURED`); the others are refused by name.
@@ -80,6 +83,8 @@ def generate(
         "presence_penalty": presence_penalty,
         "frequency_penalty": frequency_penalty,
         "logit_bias": logit_bias,
+        "logits_processor": logits_processor,
+        "stopping_criteria": stopping_criteria,
     }
     if streamer is not None:
         streamer.put(rows.cpu())

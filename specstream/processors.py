@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -81,6 +82,7 @@ def make_processors(
     config: GenerationConfig,
     prompt_length: int,
     *,
+    extra: Iterable[LogitsProcessor] = (),
     presence_penalty: float = 0.0,
     frequency_penalty: float = 0.0,
     logit_bias: dict[int, float] | None = None,
@@ -90,6 +92,7 @@ def make_processors(
     Args:
         config: settings; None means that a setting is not used. `eos_token_id` is a list or None.
         prompt_length: tokens of the request's prompt.
+        extra: the caller's own.
     """
     ends = config.eos_token_id
     made: list[Any] = [
@@ -112,6 +115,7 @@ def make_processors(
         and SuppressTokensAtBeginLogitsProcessor(config.begin_suppress_tokens, prompt_length),
         (presence_penalty or frequency_penalty) and PresencePenalty(prompt_length, presence_penalty, frequency_penalty),
         logit_bias and LogitBias(logit_bias),
+        *extra,
     ]
     if config.do_sample:
         made += [

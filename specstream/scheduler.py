@@ -31,6 +31,8 @@ class RequestRows:
     produced: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     next_candidates: Candidates = field(default_factory=Candidates)
+    draft_failed: bool = False
+    """Whether the draft gave something that is no number."""
 
     @property
     def committed(self) -> int:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
+
+import torch
+from transformers import StoppingCriteriaList
 
 from specstream.kv import SequenceKV
 from specstream.sampling import Sampling
@@ -14,7 +18,7 @@ class FinishReason(str, Enum):
     """Why a request ended."""
 
     STOP = "stop"
-    """It produced an end token."""
+    """It produced an end token or a stop string, or a stopping criterion said so."""
     LENGTH = "length"
     """It reached its limit of new tokens, or `max_model_len`."""
     CANCELLED = "cancelled"
@@ -48,6 +52,12 @@ class Sequence:
     seat: int = -1
     kv: SequenceKV | None = None
     sampling: Sampling = field(default_factory=Sampling)
+    stopping: StoppingCriteriaList = field(default_factory=StoppingCriteriaList)
+    """transformers' criteria; they see committed tokens only, one more at a time."""
+    drafts: bool = True
+    """Whether candidates are proposed for it."""
+    useless_rounds: int = 0
+    """Rounds in a row in which its draft failed or none of its candidates was accepted."""
     candidates: Candidates = field(default_factory=Candidates)
     metrics: RequestMetrics = field(default_factory=RequestMetrics)
 
@@ -56,11 +66,18 @@ class Sequence:
         return self.tokens[self.prompt_length :]
 
     def cut(self, produced: list[int]) -> tuple[list[int], FinishReason | None]:
-        """What of newly produced tokens counts: up to the first end token or the limit, whichever is first."""
+        """What of newly produced tokens counts: up to the first end or the limit, whichever is first."""
         room = self.limit - len(self.tokens)
         for index, token in enumerate(produced[:room]):
-            if token in self.end_tokens:
+            if token in self.end_tokens or self._stops(produced[: index + 1]):
                 return produced[: index + 1], FinishReason.STOP
         if len(produced) >= room:
             return produced[:room], FinishReason.LENGTH
         return produced, None
+
+    def _stops(self, produced: list[int]) -> bool:
+        if not self.stopping:
+            return False
+        ids: Any = torch.tensor([self.tokens + produced])
+        scores: Any = None
+        return bool(self.stopping(ids, scores).any())

@@ -13,7 +13,7 @@ SAMPLING = frozenset({"temperature", "top_k", "top_p", "min_p", "typical_p", "ep
 _PROCESSORS = {"sequence_bias", "repetition_penalty", "no_repeat_ngram_size", "bad_words_ids", "suppress_tokens"}
 _PROCESSORS |= {"min_length", "min_new_tokens", "forced_eos_token_id", "remove_invalid_values"}
 _PROCESSORS |= {"exponential_decay_length_penalty", "begin_suppress_tokens"}
-_ENDING = {"max_length", "max_new_tokens", "eos_token_id", "pad_token_id"}
+_ENDING = {"max_length", "max_new_tokens", "eos_token_id", "pad_token_id", "stop_strings"}
 HONOURED = SAMPLING | _PROCESSORS | _ENDING | {"do_sample", "num_return_sequences"}
 
 _BEAMS = {"length_penalty", "early_stopping", "num_beam_groups", "diversity_penalty"}

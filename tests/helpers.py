@@ -13,9 +13,10 @@ from transformers import GenerationMixin
 
 from specstream.api import build_engine
 from specstream.compiler import compile_model
-from specstream.engine import Engine, RequestOutput
+from specstream.engine import Engine
 from specstream.graph import PartitionedModel
 from specstream.options import Options
+from specstream.outputs import RequestOutput
 from tests.architectures import VOCAB, build
 
 torch.set_num_threads(1)  # a second thread for tiny tensors only waits: on a busy machine, 50 times as long

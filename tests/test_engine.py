@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from specstream.engine import Engine, StepOutput
+from specstream.engine import Engine
 from specstream.errors import EngineClosed, InvalidOption
 from specstream.options import Options
+from specstream.outputs import StepOutput
 from specstream.sequence import FinishReason
 from specstream.speculate import Speculation
 from tests.helpers import (

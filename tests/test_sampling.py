@@ -229,7 +229,6 @@ def test_several_sequences_of_a_prompt() -> None:
 
 
 UNSUPPORTED_VALUES: dict[str, Any] = {
-    "stop_strings": ["x"],
     "num_beams": 2,
     "guidance_scale": 2.0,
     "penalty_alpha": 0.6,
