@@ -10,6 +10,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 from specstream.errors import InvalidOption
+from specstream.models.internlm2 import is_internlm2, load_internlm2, load_internlm2_tokenizer
 from specstream.models.normalize import transformers_parts
 
 Tokenizer = PreTrainedTokenizerBase
@@ -20,7 +21,7 @@ def load_model(
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
 ) -> tuple[nn.Module, Tokenizer | None, str]:
-    """Loads a causal language model in eval mode, whole on one device.
+    """Loads a causal language model in eval mode, whole on one device. Code in a checkpoint is never run.
 
     Args:
         model: a directory with a checkpoint, a name on the hub, or a module, passed through untouched.
@@ -37,17 +38,28 @@ def load_model(
         return model, None, _name_of(model)
     source = os.fspath(model)
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    weights: torch.dtype | str = dtype or (torch.float32 if place.type == "cpu" else "auto")
+    weights = dtype or (torch.float32 if place.type == "cpu" else None)
     try:
-        loaded: nn.Module = AutoModelForCausalLM.from_pretrained(source, dtype=weights)
+        loaded = _load(source, weights)
+    except InvalidOption:
+        raise
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise _not_loaded(source, error) from error
     return loaded.to(place).eval(), _tokenizer(source), Path(source).name
 
 
+def _load(source: str, dtype: torch.dtype | None) -> nn.Module:
+    if is_internlm2(Path(source)):
+        return load_internlm2(Path(source), dtype)
+    model: nn.Module = AutoModelForCausalLM.from_pretrained(source, dtype=dtype or "auto", trust_remote_code=False)
+    return model
+
+
 def _tokenizer(source: str) -> Tokenizer | None:
     try:
-        tokenizer: Tokenizer = AutoTokenizer.from_pretrained(source)
+        if is_internlm2(Path(source)):
+            return load_internlm2_tokenizer(Path(source))
+        tokenizer: Tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     except (OSError, ValueError, KeyError, ImportError):
         return None  # a checkpoint without one: the caller works with token ids
     return tokenizer
