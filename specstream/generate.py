@@ -78,6 +78,9 @@ def generate(
     seeds = _seeds(seed, len(prompts))
     config.max_new_tokens = _new_tokens(config, settings, rows.shape[1])
     config.max_length = config.max_new_tokens + rows.shape[1]
+    if config.min_length:  # of the padded row; requests know their own prompts only
+        config.min_new_tokens = max(config.min_new_tokens or 0, config.min_length - rows.shape[1])
+        config.min_length = None
     arguments = {
         "generation_config": config,
         "presence_penalty": presence_penalty,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import random
+from typing import Any, cast
 
 import pytest
 import torch
@@ -147,3 +148,51 @@ def test_generate_output_and_streamer() -> None:
         assert request.metrics.mean_acceptance_length == 3.0
     assert [value.tolist() for value in given] == [[list(prompt(9))], *([token] for token in best(prompt(9), 10))]
     assert ended == [len(given)]
+
+
+def random_arguments(chooser: random.Random, width: int) -> dict[str, Any]:
+    """A valid combination of what transformers' greedy `generate` takes."""
+    arguments: dict[str, Any] = {"pad_token_id": chooser.choice([0, 95])}
+    if chooser.random() < 0.5:
+        arguments["max_new_tokens"] = chooser.randrange(1, 14)
+    else:
+        arguments["max_length"] = width + chooser.randrange(1, 14)
+    several = sorted(chooser.sample(range(96), 30))
+    options: dict[str, Any] = {
+        "eos_token_id": chooser.choice([several[0], several]),
+        "repetition_penalty": chooser.choice([0.8, 1.3]),
+        "no_repeat_ngram_size": chooser.choice([1, 2, 3]),
+        "min_new_tokens": chooser.randrange(1, 6),
+        "bad_words_ids": [[chooser.randrange(96)], chooser.sample(range(96), 2)],
+        "suppress_tokens": chooser.sample(range(96), 20),
+        "begin_suppress_tokens": chooser.sample(range(96), 50),
+        "use_cache": True,
+        "min_length": width + chooser.randrange(1, 6),
+    }
+    return arguments | {name: options[name] for name in chooser.sample(sorted(options), chooser.randrange(4))}
+
+
+DEPTHS = [(1, "min"), (4, "64KiB"), (7, "auto")]
+
+
+@pytest.mark.filterwarnings("ignore:Unfeasible length")
+def test_random_greedy_calls_give_what_transformers_gives() -> None:
+    """200 calls: same shapes, same padding, same stopping, same tokens."""
+    chooser = random.Random(0)
+    target: Any = model("qwen3")
+    engines = [
+        new_engine(num_speculative_tokens=depth, gpu_kv_budget=budget, max_model_len=96) for depth, budget in DEPTHS
+    ]
+    for case in range(200):
+        lengths = [chooser.randrange(1, 30) for _ in range(chooser.randrange(1, 4))]
+        width = max(lengths)
+        arguments = random_arguments(chooser, width)
+        pad = arguments["pad_token_id"]
+        rows = [[pad] * (width - length) + list(prompt(length, case + i)) for i, length in enumerate(lengths)]
+        mask = torch.tensor([[0] * (width - length) + [1] * length for length in lengths])
+        ids = torch.tensor(rows)
+        expected = transformers_batch(target, ids, mask, **arguments)
+        ours = engines[case % len(engines)].generate(ids, attention_mask=mask, **arguments)
+        assert torch.equal(cast(Tensor, ours), expected), (case, arguments)
+    for engine in engines:
+        engine.close()
