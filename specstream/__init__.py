@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from specstream.api import compile
     from specstream.engine import Engine
     from specstream.errors import (
+        EngineBusy,
         EngineClosed,
         InvalidOption,
         InvalidPlan,
@@ -29,11 +30,13 @@ _HOMES = {
     "InvalidOption": "errors",
     "InvalidPlan": "errors",
     "OutOfBudget": "errors",
+    "EngineBusy": "errors",
     "EngineClosed": "errors",
 }
 
 __all__ = [
     "Engine",
+    "EngineBusy",
     "EngineClosed",
     "InvalidOption",
     "InvalidPlan",

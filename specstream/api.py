@@ -13,7 +13,7 @@ from specstream.compiler import compile_model
 from specstream.cost import CPU_PROFILE
 from specstream.draft import Drafter, DraftWindow
 from specstream.engine import Engine
-from specstream.errors import InvalidOption
+from specstream.errors import InvalidOption, UnsupportedModel
 from specstream.executor import CpuExecutor
 from specstream.graph import ModelSpec, PartitionedModel
 from specstream.kv import DeviceStore, HostStore
@@ -25,6 +25,8 @@ from specstream.planner import Planner
 
 Model = nn.Module | str | Path
 
+LEAST_MODEL_LEN = 3
+"""Tokens: the probe runs a model in three segments."""
 DEVICE = "cpu"
 """Where models loaded by name go: the device the executor runs on."""
 
@@ -44,17 +46,34 @@ def compile(target: Model, draft: Model | None = None, *, dtype: Any = None, **o
         OutOfBudget: memory that does not suffice, with the figures.
     """
     settings = Options.from_keywords(**options)
+    for role, model in {"target": target, "draft": draft}.items():
+        if isinstance(model, nn.Module) and dtype is not None:
+            raise InvalidOption(
+                "dtype", dtype, f"None for a {role} that is a module", "Convert it with .to(dtype) first."
+            )
+        if not isinstance(model, nn.Module | str | Path) and not (role == "draft" and model is None):
+            raise InvalidOption(role, model, "an nn.Module, the name of a model, or a directory")
     target_module, tokenizer, target_name = load_model(target, dtype, DEVICE)
     limit = settings.max_model_len if isinstance(settings.max_model_len, int) else None
-    target_model = compile_model(target_module, target_name, limit)
+    if limit is not None and limit < LEAST_MODEL_LEN:
+        raise InvalidOption("max_model_len", limit, f"at least {LEAST_MODEL_LEN}, so that the capture can be proven")
+    target_model = _captured("target", target_module, target_name, limit)
     draft_model = None
     if draft is not None and settings.drafting != "off":
         draft_module, draft_tokenizer, draft_name = load_model(draft, dtype, DEVICE)
         check_tokenizers(tokenizer, draft_tokenizer)
         reach = min(resolve_max_model_len(settings, target_model.spec), max_positions(draft_module) or sys.maxsize)
-        draft_model = compile_model(draft_module, draft_name, reach)
+        draft_model = _captured("draft", draft_module, draft_name, reach)
     defaults = getattr(target_module, "generation_config", None)
     return build_engine(settings, target_model, draft_model, tokenizer, defaults)
+
+
+def _captured(role: str, model: nn.Module, name: str, max_model_len: int | None) -> PartitionedModel:
+    """`compile_model`, with refusals that say which of the two models is meant."""
+    try:
+        return compile_model(model, name, max_model_len)
+    except UnsupportedModel as error:
+        raise UnsupportedModel(f"{role} {error.module}".rstrip(), error.reason, error.way_out) from error
 
 
 def build_engine(
@@ -127,7 +146,7 @@ def _check_pair(target: ModelSpec, draft: ModelSpec, max_len: int) -> None:
         raise InvalidOption("draft", f"on {draft.device}", f"on the target's device, {target.device}")
     if draft.max_positions is not None and draft.max_positions < max_len:
         warnings.warn(
-            f"{draft.name} covers {draft.max_positions} positions and max_model_len is {max_len}: "
+            f"the draft, {draft.name}, covers {draft.max_positions} positions and max_model_len is {max_len}: "
             f"beyond {draft.max_positions} tokens nothing is drafted",
-            stacklevel=3,
+            stacklevel=4,
         )

@@ -95,7 +95,13 @@ def demonstrate(given: argparse.Namespace, options: dict[str, Any], display: Dis
         "gpu_kv_budget": kv_bytes_per_token(target) * longest // BUDGET_SHARE,
     }
     with display.working("capturing the models"):
-        engine = specstream.compile(target, draft, **(defaults | options))
+        try:
+            engine = specstream.compile(target, draft, **(defaults | options))
+        except specstream.OutOfBudget:
+            if "gpu_kv_budget" in options:
+                raise
+            # a context so short that a share of its KV is less than what works
+            engine = specstream.compile(target, draft, **(defaults | options | {"gpu_kv_budget": "min"}))
     answers = []
     with closing(engine):
         display.models(target, draft)

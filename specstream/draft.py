@@ -122,7 +122,8 @@ class Drafter:
     def _new_seat(self) -> _DraftSeat:
         spec = self.model.spec
         shape = (spec.num_layers, 2, spec.num_kv_heads, self.window.storage, spec.head_dim)
-        return _DraftSeat(torch.empty(shape, dtype=spec.dtype, device=spec.device))
+        with torch.inference_mode(False):  # it may be used outside of the caller's
+            return _DraftSeat(torch.empty(shape, dtype=spec.dtype, device=spec.device))
 
     def _feed(self, rows: dict[int, list[int]], *, logits: bool) -> dict[int, Tensor]:
         """Computes tokens after each request's cached ones; returns the logits after each one's last, if asked."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import warnings
 from collections.abc import Sequence as Seq
@@ -20,7 +21,8 @@ from transformers import (
 
 from specstream.batch import RoundBatch, SeatRows, flatten_rows
 from specstream.draft import Drafter
-from specstream.errors import EngineClosed, InvalidOption
+from specstream.errors import EngineBusy, EngineClosed, InvalidOption
+from specstream.exclusive import exclusive
 from specstream.executor import CpuExecutor
 from specstream.generate import GenerateOutput, generate
 from specstream.kv import HostStore
@@ -31,6 +33,7 @@ from specstream.outputs import RequestOutput, StepOutput
 from specstream.plan import Plan
 from specstream.planner import Planner
 from specstream.processors import make_sampling
+from specstream.prompt import positive, token_ids
 from specstream.round_spec import RoundSpec, SeatSpec
 from specstream.scheduler import RequestRows, Scheduler
 from specstream.sequence import FinishReason, Sequence
@@ -42,7 +45,10 @@ MOST_USELESS_ROUNDS = 64
 
 
 class Engine:
-    """Serves requests with one target and, if there is one, a drafter. Made by `specstream.compile`."""
+    """Serves requests with one target and, if there is one, a drafter. Made by `specstream.compile`.
+
+    One call at a time: while one is under way, calls from other threads are refused with `EngineBusy`.
+    """
 
     def __init__(
         self,
@@ -65,10 +71,13 @@ class Engine:
         self._last: tuple[Plan, dict[int, int]] | None = None
         """The last round's plan and which request sat where, as long as its prefetches are of use."""
         self._undelivered: list[StepOutput] = []
-        self._closed = False
+        self._latest_plan: Plan | None = None
+        self._lock = threading.RLock()
+        self._generating = self._in_round = self._closed = False
 
     # Requests
 
+    @exclusive
     def submit(
         self,
         prompt: Seq[int],
@@ -106,12 +115,11 @@ class Engine:
             OutOfBudget: it can never fit.
         """
         self._check_open()
-        prompt = list(prompt)
+        prompt = token_ids(prompt, self._planner.model.spec.vocab_size, self.memory.max_model_len)
         config = merge_settings(None, generation_config)
         if max_new_tokens is None:
             max_new_tokens = config.max_new_tokens
-        self._check_prompt(prompt, max_new_tokens)
-        assert max_new_tokens is not None
+        max_new_tokens = positive("max_new_tokens", max_new_tokens)
         if eos_token_id is not None:
             config.eos_token_id = [eos_token_id] if isinstance(eos_token_id, int) else list(eos_token_id)
         limit = min(len(prompt) + max_new_tokens, self.memory.max_model_len)
@@ -135,6 +143,7 @@ class Engine:
         self._next_id += 1
         return sequence.request_id
 
+    @exclusive
     def cancel(self, request_id: int) -> RequestOutput | None:
         """Ends a request and frees what it held; None if it is not running or waiting."""
         self._check_open()
@@ -147,17 +156,27 @@ class Engine:
     def has_unfinished(self) -> bool:
         return bool(self._unfinished() or self._undelivered)
 
-    def generate(self, input_ids: Tensor | Seq[Seq[int]], **arguments: Any) -> Tensor | GenerateOutput:
+    @exclusive
+    def generate(self, /, input_ids: Tensor | Seq[Seq[int]], **arguments: Any) -> Tensor | GenerateOutput:
         """Completes a batch of prompts as transformers' `generate` does; see `specstream.generate.generate`."""
-        return generate(self, input_ids, **arguments)
+        if self._generating:
+            raise EngineBusy
+        self._generating = True
+        try:
+            return generate(self, input_ids, **arguments)
+        finally:
+            self._generating = False
 
+    @exclusive
     def reset(self) -> None:
         """Cancels everything and sets the counters to zero. The memory stays."""
         self._check_open()
         self._cancel_all()
         self._counters = Counters()
+        self._latest_plan = None
         self._executor.reset_counters()
 
+    @exclusive
     def close(self) -> None:
         """Cancels everything, ends the threads and frees the KV memory. Closing twice does nothing."""
         if not self._closed:
@@ -174,6 +193,7 @@ class Engine:
 
     # Rounds
 
+    @exclusive
     def step(self) -> list[StepOutput]:
         """Runs one round: prompts that still have to be computed, and one verification of every other request.
 
@@ -196,13 +216,22 @@ class Engine:
     def run_round(self) -> list[StepOutput]:
         """One round, without the outputs kept by `hand_over`."""
         self._check_open()
+        if self._in_round:
+            raise EngineBusy
+        self._in_round = True
+        try:
+            return self._run_round()
+        finally:
+            self._in_round = False
+
+    def _run_round(self) -> list[StepOutput]:
         for sequence in self._scheduler.admit():
             self._counters.longest_request = max(self._counters.longest_request, sequence.limit)
         rows = self._scheduler.choose_rows()
         if not rows:
             return []
         start = time.perf_counter()
-        plan = self._plan_round(rows)
+        plan = self._latest_plan = self._plan_round(rows)
         try:
             with torch.no_grad():
                 self._executor.run(plan, self._batch(rows))
@@ -223,8 +252,8 @@ class Engine:
     @property
     def plan(self) -> Plan:
         """The plan of the last round, or, before the first, of one request near `max_model_len`."""
-        if self._last is not None:
-            return self._last[0]
+        if self._latest_plan is not None:
+            return self._latest_plan
         memory = self.memory
         total = memory.layout.chunks_of(memory.max_model_len)
         resident = memory.resident_chunks(total, memory.num_blocks, self.options.max_num_seqs)
@@ -239,20 +268,6 @@ class Engine:
     def _check_open(self) -> None:
         if self._closed:
             raise EngineClosed("the engine is closed; make a new one with specstream.compile")
-
-    def _check_prompt(self, prompt: list[int], max_new_tokens: object) -> None:
-        vocab, longest = self._planner.model.spec.vocab_size, self.memory.max_model_len - 1
-        if not prompt:
-            raise InvalidOption("prompt", prompt, "at least one token", "Start from the model's first special token.")
-        for token in prompt:
-            if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab:
-                raise InvalidOption("prompt", token, f"token ids from 0 to {vocab - 1}")
-        if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int) or max_new_tokens < 1:
-            raise InvalidOption("max_new_tokens", max_new_tokens, "an integer from 1")
-        if len(prompt) > longest:
-            allowed = f"at most {longest} tokens, since max_model_len is {longest + 1} and output needs room"
-            way_out = "Shorten the prompt or compile with a larger max_model_len."
-            raise InvalidOption("prompt", f"{len(prompt)} tokens", allowed, way_out)
 
     def _stop_strings(self, strings: str | list[str]) -> StopStringCriteria:
         if self.tokenizer is None:

@@ -40,3 +40,13 @@ class InvalidPlan(SpecStreamError):
 
 class EngineClosed(SpecStreamError):
     """The engine was closed and can serve no more requests."""
+
+
+class EngineBusy(SpecStreamError):
+    """Another call of the engine is under way: in another thread, or further up in this one."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the engine is in use, by another thread or by a call of it further up; call it from one at a time "
+            "(requests run together when they are submitted, or given to generate as a batch)"
+        )

@@ -117,13 +117,20 @@ def _prompts(
 ) -> tuple[Tensor, list[list[int]]]:
     """The batch as a tensor, and each prompt without its padding."""
     if not isinstance(input_ids, Tensor):
+        rows = isinstance(input_ids, Seq) and not isinstance(input_ids, str)
+        if not rows or not all(isinstance(row, Seq) and not isinstance(row, str) for row in input_ids):
+            raise InvalidOption("input_ids", input_ids, "a tensor [batch, length], or a list of lists of token ids")
         lists = [list(row) for row in input_ids]
         width = max((len(row) for row in lists), default=0)
         mask = [[0] * (width - len(row)) + [1] * len(row) for row in lists]
         padded = [[pad_token_id] * (width - len(row)) + row for row in lists]
         if not lists or not width:
             raise InvalidOption("input_ids", input_ids, "at least one prompt of at least one token")
-        return _prompts(torch.tensor(padded), torch.tensor(mask) if attention_mask is None else attention_mask, 0)
+        try:
+            ids = torch.tensor(padded)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise InvalidOption("input_ids", input_ids, "token ids, which are ints") from error
+        return _prompts(ids, torch.tensor(mask) if attention_mask is None else attention_mask, pad_token_id)
     if input_ids.dim() != 2 or not input_ids.numel():
         raise InvalidOption("input_ids", f"shape {tuple(input_ids.shape)}", "shape [batch, length], neither of them 0")
     if input_ids.dtype not in (torch.int64, torch.int32):

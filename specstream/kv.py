@@ -110,7 +110,8 @@ class HostStore:
         if grown > self.budget_bytes:
             return None
         shape = (self.layout.num_layers, self.extent_chunks, *self.layout.block_shape)
-        extent = Extent(torch.empty(shape, dtype=self.layout.dtype), [0] * self.extent_chunks)
+        with torch.inference_mode(False):  # other threads write to it, in no such mode
+            extent = Extent(torch.empty(shape, dtype=self.layout.dtype), [0] * self.extent_chunks)
         self.extents.append(extent)
         return self._hold(HostRun(extent, 0, count))
 
@@ -154,8 +155,9 @@ class DeviceStore:
         shape, dtype = self.layout.block_shape, self.layout.dtype
         pool = (self.layout.num_layers, self.num_blocks, *shape)
         ring = (self.staging_slots, self.chunks_per_group, *shape)
-        self.blocks = torch.empty(pool, dtype=dtype, device=self.device)
-        self.ring = torch.empty(ring, dtype=dtype, device=self.device)
+        with torch.inference_mode(False):  # other threads write to them, in no such mode
+            self.blocks = torch.empty(pool, dtype=dtype, device=self.device)
+            self.ring = torch.empty(ring, dtype=dtype, device=self.device)
         self.free_blocks = list(range(self.num_blocks))
         if self.debug:
             self.blocks.fill_(float("nan"))

@@ -14,6 +14,8 @@ from specstream.options import Options, format_size, parse_size
 MAX_GROUPS = 16
 """Groups a layer and request that an automatic group size aims at: fewer and larger copies use the link better."""
 AUTO_SLOTS = 4
+MIN_AUTO_CHUNK, MAX_AUTO_CHUNK = 16, 512
+"""Tokens."""
 HOST_SHARE = 0.8
 """Part of the free host memory that an automatic host budget takes."""
 DEVICE_SHARE = 0.25
@@ -117,7 +119,10 @@ def plan_memory(
     """
     max_len = resolve_max_model_len(options, target)
     free = psutil.virtual_memory().available if free_host is None else free_host
-    chunk_tokens = _given(options.chunk_tokens, min(512, max(16, 1 << max(0, (max_len // 64).bit_length() - 1))))
+    chunk_tokens = _given(
+        options.chunk_tokens, min(512, max(MIN_AUTO_CHUNK, 1 << max(0, (max_len // 64).bit_length() - 1)))
+    )
+    chunk_tokens = min(chunk_tokens, max(MIN_AUTO_CHUNK, max_len))  # a larger one would only waste memory
     layout = ChunkLayout.of(target, chunk_tokens)
     request_chunks = layout.chunks_of(max_len)
     tail = tail_slots_for(options.num_speculative_tokens, chunk_tokens)

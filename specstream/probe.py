@@ -19,6 +19,8 @@ Attend = Callable[[AttentionSite, Tensor, Tensor, Tensor], Tensor]
 
 _TOKENS = 23
 """Cut into segments of 11, 7 and 5."""
+_LONG_TEXT = 640
+"""A second text, cut at 320 and 512: what reaches further back than this goes unnoticed."""
 _STRANGERS = 3
 """Rows of another request in each call: no row of a flattened batch may matter to another's."""
 _TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 0.02, torch.bfloat16: 0.1}
@@ -87,13 +89,20 @@ def probe(
     Args:
         forward: the model itself, untouched: (input_ids, position_ids), [1, N] -> logits [1, N, vocab].
         partitioned: what became of it.
-        max_model_len: positions that may be used, if fewer than the probe's 23.
+        max_model_len: positions that may be used, if fewer than the probe's own.
 
     Raises:
         UnsupportedModel: if a row of logits differs by more than rounding, with the row and the difference.
     """
     spec = partitioned.spec
-    total = min(_TOKENS, max_model_len or _TOKENS, spec.max_positions or _TOKENS)
+    limit = min(max_model_len or _LONG_TEXT, spec.max_positions or _LONG_TEXT)
+    for total in sorted({min(_TOKENS, limit), min(_LONG_TEXT, limit)}):
+        _probe_text(forward, partitioned, total)
+
+
+def _probe_text(forward: Callable[[Tensor, Tensor], Tensor], partitioned: PartitionedModel, total: int) -> None:
+    """Compares over one random text of `total` tokens."""
+    spec = partitioned.spec
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(spec.vocab_size, (1, total), generator=generator).to(spec.device)
     strange = torch.randint(spec.vocab_size, (1, _STRANGERS), generator=generator).to(spec.device)
@@ -121,6 +130,12 @@ def _cuts(total: int) -> list[slice]:
 def _compare(got: Tensor, expected: Tensor, total: int) -> None:
     tolerance = _TOLERANCE[expected.dtype]
     wide_got, wide = got.double(), expected.double()
+    if not wide.isfinite().all():
+        raise UnsupportedModel(
+            "",
+            f"its own logits are not finite in {expected.dtype}",
+            "Look for NaN in its weights, or load it in a dtype of wider range (bfloat16, float32).",
+        )
     apart = (wide_got - wide).norm(dim=-1) / wide.norm(dim=-1).clamp_min(1e-12)
     apart = apart.nan_to_num(float("inf"))
     worst = int(apart.argmax())

@@ -65,6 +65,28 @@ class LongestText(PlainMask):
         return super().forward(input_ids, position_ids) * (1 + 0.1 * position_ids.max())
 
 
+class FarPositions(PlainMask):
+    """Every 300 tokens, counted from the start of the call, things change."""
+
+    def forward(self, input_ids: Tensor, position_ids: Tensor) -> Tensor:
+        far = input_ids.new_ones(1, input_ids.shape[1]).cumsum(1) > 300
+        return super().forward(torch.where(far, 0, input_ids), position_ids)
+
+
+class FarShift(PlainMask):
+    """Mixes in what stood 300 tokens ago."""
+
+    def forward(self, input_ids: Tensor, position_ids: Tensor) -> Tensor:
+        logits = super().forward(input_ids, position_ids)
+        return logits + 0.2 * torch.where(position_ids[..., None] >= 300, logits.roll(300, 1), 0.0)
+
+
+@pytest.mark.parametrize("kind", [FarPositions, FarShift])
+def test_what_shows_only_in_longer_texts(kind: type[PlainMask]) -> None:
+    with pytest.raises(UnsupportedModel, match="cut at tokens 320 and 512"):
+        compile_model(kind(layers=1).eval().double(), "m", None)
+
+
 STRANGE = [TokenShift, Convolution, ArangePositions, Pooling, LongestText]
 STRONG = [Convolution, ArangePositions, LongestText]
 """Those whose mixture does not drown in the rounding of bfloat16."""
