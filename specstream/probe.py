@@ -110,7 +110,11 @@ def _probe_text(forward: Callable[[Tensor, Tensor], Tensor], partitioned: Partit
     reference = _Reference(0, {})
     rows = []
     with torch.no_grad():
-        expected = forward(ids, positions)[0]
+        try:
+            expected = forward(ids, positions)[0]
+        except (IndexError, RuntimeError) as error:
+            reason = f"it does not run on {total} tokens ({type(error).__name__}: {str(error).splitlines()[0]})"
+            raise UnsupportedModel("", reason, "Set max_model_len to the positions it has.") from error
         for part in _cuts(total):
             reference.own = part.stop - part.start
             inputs = (

@@ -13,7 +13,7 @@ from specstream.capture import forward_of
 from specstream.compiler import compile_model
 from specstream.errors import UnsupportedModel
 from specstream.probe import probe
-from tests.architectures import PlainMask, build
+from tests.architectures import VOCAB, PlainMask, build
 
 
 class TokenShift(PlainMask):
@@ -85,6 +85,21 @@ class FarShift(PlainMask):
 def test_what_shows_only_in_longer_texts(kind: type[PlainMask]) -> None:
     with pytest.raises(UnsupportedModel, match="cut at tokens 320 and 512"):
         compile_model(kind(layers=1).eval().double(), "m", None)
+
+
+def test_a_module_with_too_few_positions_is_told_so() -> None:
+    class Learned(PlainMask):
+        def __init__(self) -> None:
+            super().__init__(layers=1)
+            self.positions = nn.Embedding(100, VOCAB)
+
+        def forward(self, input_ids: Tensor, position_ids: Tensor) -> Tensor:
+            added: Tensor = self.positions(position_ids)
+            return super().forward(input_ids, position_ids) + added
+
+    compile_model(Learned().eval().double(), "m", 100)
+    with pytest.raises(UnsupportedModel, match=r"it does not run on 640 tokens .* Set max_model_len"):
+        compile_model(Learned().eval().double(), "m", None)
 
 
 STRANGE = [TokenShift, Convolution, ArangePositions, Pooling, LongestText]

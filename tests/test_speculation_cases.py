@@ -279,7 +279,7 @@ class Recital(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.tokens = nn.Embedding(256, 8)
-        script = torch.tensor([*TEXT.encode(), *bytes(64)], dtype=torch.int64)
+        script = torch.tensor([*TEXT.encode(), *bytes(1024)], dtype=torch.int64)
         self.script = nn.Parameter(F.one_hot(script[1:], 256).double(), requires_grad=False)
 
     def forward(self, input_ids: Tensor, position_ids: Tensor) -> Tensor:
