@@ -91,10 +91,10 @@ def test_a_module_with_too_few_positions_is_told_so() -> None:
     class Learned(PlainMask):
         def __init__(self) -> None:
             super().__init__(layers=1)
-            self.positions = nn.Embedding(100, VOCAB)
+            self.learned = nn.Embedding(100, VOCAB)
 
         def forward(self, input_ids: Tensor, position_ids: Tensor) -> Tensor:
-            added: Tensor = self.positions(position_ids)
+            added: Tensor = self.learned(position_ids)
             return super().forward(input_ids, position_ids) + added
 
     compile_model(Learned().eval().double(), "m", 100)
