@@ -216,8 +216,6 @@ class Engine:
     def run_round(self) -> list[StepOutput]:
         """One round, without the outputs kept by `hand_over`."""
         self._check_open()
-        if self._in_round:
-            raise EngineBusy
         self._in_round = True
         try:
             return self._run_round()

@@ -13,11 +13,11 @@ R = TypeVar("R")
 
 
 S = TypeVar("S", bound=Any)
-"""An object with a reentrant lock named _lock."""
+"""An object with a reentrant lock `_lock`, and `_in_round`, true while its state must not be touched."""
 
 
 def exclusive(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
-    """Makes a method refuse to run while another thread is in one of its object.
+    """Makes a method refuse to run while another thread is in one of its object, or a callback is in a round.
 
     Raises:
         EngineBusy: then.
@@ -28,6 +28,8 @@ def exclusive(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S,
         if not self._lock.acquire(blocking=False):
             raise EngineBusy
         try:
+            if self._in_round:
+                raise EngineBusy
             return method(self, *args, **kwargs)
         finally:
             self._lock.release()

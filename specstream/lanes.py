@@ -20,9 +20,6 @@ class Event:
     def set(self) -> None:
         self._flag.set()
 
-    def is_set(self) -> bool:
-        return self._flag.is_set()
-
     def wait(self, cancelled: Callable[[], bool]) -> None:
         """Blocks until set, or until `cancelled` says that it never will be."""
         while not self._flag.wait(0.05):

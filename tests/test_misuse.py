@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import StoppingCriteria
 
 import specstream
 from specstream.errors import EngineBusy, InvalidOption, SpecStreamError, UnsupportedModel
@@ -61,6 +62,28 @@ def test_generate_inside_generate_is_refused() -> None:
         streamer = Meddling(engine)
         out: Any = engine.generate([list(prompt(9))], max_new_tokens=6, streamer=streamer)
         assert streamer.refused == 7
+        assert out[0, 9:].tolist() == best(prompt(9), 6)
+
+
+class Cancelling(StoppingCriteria):
+    """Calls the engine from inside a round."""
+
+    def __init__(self, engine: Any) -> None:
+        self.engine, self.refused = engine, 0
+
+    def __call__(self, input_ids: Any, scores: Any, **_: object) -> Any:
+        for call in (lambda: self.engine.cancel(0), self.engine.reset, self.engine.step, self.engine.close):
+            with pytest.raises(EngineBusy):
+                call()
+            self.refused += 1
+        return torch.tensor([False])
+
+
+def test_no_call_reaches_into_a_round() -> None:
+    with new_engine(gpu_kv_budget="min") as engine:
+        criterion = Cancelling(engine)
+        out: Any = engine.generate([list(prompt(9))], max_new_tokens=6, stopping_criteria=[criterion])
+        assert criterion.refused == 4 * 6
         assert out[0, 9:].tolist() == best(prompt(9), 6)
 
 
