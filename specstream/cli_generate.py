@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from specstream.cli import UsageError, chosen_options, metrics_dict
 from specstream.errors import SpecStreamError
 from specstream.options import format_size
+from specstream.text_stream import TextStream, decode
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig
@@ -194,7 +195,7 @@ def result(engine: Engine, request: Request) -> dict[str, Any]:
     output = request.output
     assert output is not None
     return {
-        "text": _decode(engine.tokenizer, output.token_ids),
+        "text": decode(engine.tokenizer, output.token_ids),
         "token_ids": output.token_ids,
         "finish_reason": output.finish_reason,
         "metrics": metrics_dict(output.metrics),
@@ -217,48 +218,6 @@ def stream_text(engine: Engine, started: dict[int, Request], out: TextIO) -> Non
     for _, token_ids in progress(engine, started):
         print(stream.push(token_ids), end="", file=out, flush=True)
     print(stream.finish(), file=out, flush=True)
-
-
-UNFINISHED = "\N{REPLACEMENT CHARACTER}"
-"""How a tokenizer shows bytes that are no character, or not yet."""
-
-
-class TextStream:
-    """Tokens in, text out; the parts joined are the text of all the tokens.
-
-    A character may span several tokens (CJK, emoji): while it is unfinished, it is held back.
-    """
-
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
-        self._token_ids: list[int] = []
-        self._start = 0  # tokens from here on are decoded together
-        self._certain = 0  # the text of the tokens before this one cannot change any more
-        self._shown = 0  # characters shown of what is decoded together
-
-    def push(self, token_ids: list[int]) -> str:
-        """Text that is certain now."""
-        self._token_ids += token_ids
-        text = self._decode_from(self._start)
-        unfinished = len(text) - len(text.rstrip(UNFINISHED))
-        certain = max(self._shown, len(text) - min(unfinished, 3))  # a character has at most four bytes
-        part, self._shown = text[self._shown : certain], certain
-        if not unfinished:  # go on from here; the last part is decoded again, as context
-            self._start, self._certain = self._certain, len(self._token_ids)
-            self._shown = len(self._decode_from(self._start))
-        return part
-
-    def finish(self) -> str:
-        """The rest."""
-        return self._decode_from(self._start)[self._shown :]
-
-    def _decode_from(self, start: int) -> str:
-        return _decode(self._tokenizer, self._token_ids[start:])
-
-
-def _decode(tokenizer: Any, token_ids: list[int]) -> str:
-    text = tokenizer.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-    return str(text)
 
 
 def _summary(engine: Engine) -> str:

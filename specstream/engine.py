@@ -4,44 +4,35 @@ from __future__ import annotations
 
 import threading
 import time
-import warnings
+from collections.abc import Iterator, Set
 from collections.abc import Sequence as Seq
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import (
-    GenerationConfig,
-    LogitsProcessor,
-    StoppingCriteria,
-    StoppingCriteriaList,
-    StopStringCriteria,
-)
 
 from specstream.batch import RoundBatch, SeatRows, flatten_rows
+from specstream.custom_generate import from_transformers
 from specstream.draft import Drafter
-from specstream.errors import EngineBusy, EngineClosed, InvalidOption
+from specstream.errors import EngineBusy, EngineClosed
 from specstream.exclusive import exclusive
 from specstream.executor import CpuExecutor
-from specstream.generate import GenerateOutput, generate
+from specstream.generate import GenerateOutput, StreamOutput, generate, stream
 from specstream.kv import HostStore
 from specstream.memory import MemoryPlan
 from specstream.metrics import Counters, Metrics
 from specstream.options import Options
-from specstream.outputs import RequestOutput, StepOutput
+from specstream.outputs import RequestOutput, StepOutput, request_output
 from specstream.plan import Plan
 from specstream.planner import Planner
-from specstream.processors import make_sampling
-from specstream.prompt import positive, token_ids
+from specstream.request import RequestFactory
 from specstream.round_spec import RoundSpec, SeatSpec
 from specstream.scheduler import RequestRows, Scheduler
 from specstream.sequence import FinishReason, Sequence
-from specstream.settings import merge_settings
 from specstream.speculate import Speculation
-
-MOST_USELESS_ROUNDS = 64
-"""Rounds without one accepted candidate after which a request is decoded without candidates."""
+from specstream.speculator import Speculator
 
 
 class Engine:
@@ -63,14 +54,17 @@ class Engine:
     ) -> None:
         self.options, self.memory = options, memory
         self.tokenizer, self.generation_config = tokenizer, generation_config
-        self._planner, self._executor, self._host, self._drafter = planner, executor, host, drafter
+        self._planner, self._executor, self._host = planner, executor, host
         self._scheduler = Scheduler(memory, executor.store, host, options.max_num_seqs, options.max_num_batched_tokens)
-        self._speculation = Speculation(options.rejection_sample_method, options.draft_sample_method)
+        self._speculator = Speculator(Speculation.of(options), drafter)
+        self._requests = RequestFactory(self.vocab_size, memory.max_model_len)
         self._counters = Counters()
         self._next_id = 0
         self._last: tuple[Plan, dict[int, int]] | None = None
         """The last round's plan and which request sat where, as long as its prefetches are of use."""
         self._undelivered: list[StepOutput] = []
+        """The inbox of submitted requests: what the next `step` returns."""
+        self._abandoned: Set[int] = frozenset()
         self._latest_plan: Plan | None = None
         self._lock = threading.RLock()
         self._generating = self._in_round = self._closed = False
@@ -78,33 +72,13 @@ class Engine:
     # Requests
 
     @exclusive
-    def submit(
-        self,
-        prompt: Seq[int],
-        *,
-        max_new_tokens: int | None = None,
-        eos_token_id: int | Seq[int] | None = None,
-        generation_config: GenerationConfig | None = None,
-        seed: int | None = None,
-        presence_penalty: float = 0.0,
-        frequency_penalty: float = 0.0,
-        logit_bias: dict[int, float] | None = None,
-        logits_processor: Seq[LogitsProcessor] = (),
-        stopping_criteria: Seq[StoppingCriteria] = (),
-    ) -> int:
+    def submit(self, /, prompt: Seq[int], **arguments: Any) -> int:
         """Queues a request; it joins between two rounds. Without a generation_config it is decoded greedily.
 
         Args:
             prompt: token ids.
-            max_new_tokens: most tokens to produce; None for the generation_config's.
-            eos_token_id: end token or tokens, instead of the generation_config's; the one produced is part of the
-                output.
-            generation_config: the request's settings (`specstream.settings.HONOURED`).
-            seed: of a sampled text; None draws one from torch's global generator.
-            presence_penalty, frequency_penalty, logit_bias: as OpenAI and vLLM define them.
-            logits_processor: the caller's own, after transformers' penalties and before temperature. They may keep
-                state: nothing is drafted for the request, so that they see committed tokens only, in order.
-            stopping_criteria: the caller's own; they see committed tokens only.
+            arguments: of `specstream.request.RequestFactory.make`: max_new_tokens, eos_token_id, generation_config,
+                seed, logprobs, presence_penalty, frequency_penalty, logit_bias, logits_processor, stopping_criteria.
 
         Returns:
             The request's id.
@@ -114,34 +88,25 @@ class Engine:
                 setting that is not supported.
             OutOfBudget: it can never fit.
         """
-        self._check_open()
-        prompt = token_ids(prompt, self._planner.model.spec.vocab_size, self.memory.max_model_len)
-        config = merge_settings(None, generation_config)
-        if max_new_tokens is None:
-            max_new_tokens = config.max_new_tokens
-        max_new_tokens = positive("max_new_tokens", max_new_tokens)
-        if eos_token_id is not None:
-            config.eos_token_id = [eos_token_id] if isinstance(eos_token_id, int) else list(eos_token_id)
-        limit = min(len(prompt) + max_new_tokens, self.memory.max_model_len)
-        config.max_length = limit
-        sampling = make_sampling(
-            config,
-            len(prompt),
-            seed,
-            extra=logits_processor,
-            presence_penalty=presence_penalty,
-            frequency_penalty=frequency_penalty,
-            logit_bias=logit_bias,
-        )
-        ends = frozenset(config.eos_token_id or ())
-        stopping = StoppingCriteriaList(stopping_criteria)
-        if config.stop_strings:
-            stopping.append(self._stop_strings(config.stop_strings))
-        sequence = Sequence(self._next_id, len(prompt), limit, ends, prompt, sampling=sampling, stopping=stopping)
-        sequence.drafts = not logits_processor
-        self._scheduler.submit(sequence)
-        self._next_id += 1
+        sequence = self.make_request(prompt, self._undelivered, **arguments)
+        self.enqueue(sequence)
         return sequence.request_id
+
+    @exclusive
+    def make_request(self, /, prompt: Seq[int], inbox: list[StepOutput], **arguments: Any) -> Sequence:
+        """What `submit` queues, checked but not queued. Its outputs will go to `inbox`."""
+        self._check_open()
+        sequence = self._requests.make(self._next_id, prompt, self.tokenizer, **arguments)
+        sequence.inbox = inbox
+        self._scheduler.check_fits(sequence)
+        self._next_id += 1
+        return sequence
+
+    @exclusive
+    def enqueue(self, sequence: Sequence) -> None:
+        """Queues a request that was made but not queued."""
+        self._check_open()
+        self._scheduler.waiting.append(sequence)
 
     @exclusive
     def cancel(self, request_id: int) -> RequestOutput | None:
@@ -149,8 +114,26 @@ class Engine:
         self._check_open()
         for sequence in self._unfinished():
             if sequence.request_id == request_id:
-                return self._leave(sequence, FinishReason.CANCELLED)
+                return self._cancel(sequence)
         return None
+
+    def abandon(self, request_ids: Set[int]) -> None:
+        """Takes requests out whose outputs nobody will read: now, or before the next round if one is under way."""
+        self._abandoned |= request_ids
+        with suppress(EngineBusy):
+            self._drop_abandoned()
+
+    @exclusive
+    def _drop_abandoned(self) -> None:
+        for sequence in self._unfinished():
+            if sequence.request_id in self._abandoned:
+                self._leave(sequence, FinishReason.CANCELLED)
+        self._abandoned = frozenset()
+
+    @property
+    def vocab_size(self) -> int:
+        """The target's."""
+        return self._planner.model.spec.vocab_size
 
     @property
     def has_unfinished(self) -> bool:
@@ -166,6 +149,38 @@ class Engine:
             return generate(self, input_ids, **arguments)
         finally:
             self._generating = False
+
+    @exclusive
+    def stream(self, /, input_ids: Tensor | Seq[Seq[int]], **arguments: Any) -> Iterator[StreamOutput]:
+        """What `generate` completes, piece by piece as it comes; see `specstream.generate.stream`."""
+        return stream(self, input_ids, **arguments)
+
+    def custom_generate(
+        self,
+        model: Any,
+        input_ids: Tensor,
+        *,
+        seed: int | Seq[int] | None = None,
+        logprobs: bool = False,
+        presence_penalty: float = 0.0,
+        frequency_penalty: float = 0.0,
+        logit_bias: dict[int, float] | None = None,
+        **prepared: Any,
+    ) -> Tensor | GenerateOutput:
+        """For transformers: `model.generate(..., custom_generate=engine.custom_generate)`.
+
+        The named arguments can be given to transformers' `generate` too; it passes them on. It does not pass its
+        streamer on. `model` is not looked at: the engine completes with the target it was compiled from.
+        """
+        return self.generate(
+            input_ids,
+            seed=seed,
+            logprobs=logprobs,
+            presence_penalty=presence_penalty,
+            frequency_penalty=frequency_penalty,
+            logit_bias=logit_bias,
+            **from_transformers(input_ids, **prepared),
+        )
 
     @exclusive
     def reset(self) -> None:
@@ -204,30 +219,28 @@ class Engine:
             Whatever went wrong in the round; no request has then moved, and the step can be tried again. (An
             interrupt that strikes after the round, while its results are noted, cancels all requests.)
         """
-        self._check_open()
-        outputs = self.run_round()
-        undelivered, self._undelivered = self._undelivered, []  # after the round: if it fails, they wait for the next
-        return undelivered + outputs
+        self.run_round()
+        outputs = list(self._undelivered)
+        self._undelivered.clear()
+        return outputs
 
-    def hand_over(self, outputs: list[StepOutput]) -> None:
-        """Keeps outputs of requests that somebody else submitted for the next `step`."""
-        self._undelivered += outputs
-
-    def run_round(self) -> list[StepOutput]:
-        """One round, without the outputs kept by `hand_over`."""
+    @exclusive
+    def run_round(self) -> None:
+        """One round; what it produced goes to the inboxes of its requests."""
         self._check_open()
+        self._drop_abandoned()
         self._in_round = True
         try:
-            return self._run_round()
+            self._run_round()
         finally:
             self._in_round = False
 
-    def _run_round(self) -> list[StepOutput]:
+    def _run_round(self) -> None:
         for sequence in self._scheduler.admit():
             self._counters.longest_request = max(self._counters.longest_request, sequence.limit)
         rows = self._scheduler.choose_rows()
         if not rows:
-            return []
+            return
         start = time.perf_counter()
         plan = self._latest_plan = self._plan_round(rows)
         try:
@@ -236,16 +249,16 @@ class Engine:
         except BaseException:
             self._last = None
             for row in rows:
-                self._forget_drafts(row.sequence)
+                self._speculator.forget(row.sequence)
             raise
         self._last = (plan, _seating(rows))
         try:
-            outputs = [self._commit(row, plan) for row in rows]
+            for row in rows:
+                self._commit(row, plan)
         except BaseException:  # an interrupt between two assignments: some request may be half moved
             self._cancel_all()
             raise
         self._counters.count_round(rows, plan.spec.streamed_bytes, time.perf_counter() - start)
-        return [output for output in outputs if output is not None]
 
     @property
     def plan(self) -> Plan:
@@ -267,31 +280,26 @@ class Engine:
         if self._closed:
             raise EngineClosed("the engine is closed; make a new one with specstream.compile")
 
-    def _stop_strings(self, strings: str | list[str]) -> StopStringCriteria:
-        if self.tokenizer is None:
-            way_out = "Compile the target by name or directory, or set engine.tokenizer."
-            raise InvalidOption("stop_strings", strings, "None without a tokenizer", way_out)
-        return StopStringCriteria(self.tokenizer, strings)
-
     def _unfinished(self) -> list[Sequence]:
         return [*self._scheduler.waiting, *self._scheduler.running]
 
     def _leave(self, sequence: Sequence, reason: FinishReason) -> RequestOutput:
         """Takes a request out and frees what it holds."""
         self._drop_prefetches()
-        self._forget_drafts(sequence)
+        self._speculator.forget(sequence)
         self._scheduler.remove(sequence)
-        prompt = sequence.tokens[: sequence.prompt_length]
-        return RequestOutput(sequence.request_id, prompt, sequence.new_tokens, reason, sequence.metrics)
+        return request_output(sequence, reason, synthetic=self._speculator.speculation.synthetic is not None)
+
+    def _cancel(self, sequence: Sequence) -> RequestOutput:
+        output = self._leave(sequence, FinishReason.CANCELLED)
+        if sequence.inbox is not self._undelivered:  # a stream that waits for it
+            sequence.inbox.append(StepOutput(sequence.request_id, [], output))
+        return output
 
     def _cancel_all(self) -> None:
         for sequence in self._unfinished():
-            self._leave(sequence, FinishReason.CANCELLED)
+            self._cancel(sequence)
         self._undelivered.clear()
-
-    def _forget_drafts(self, sequence: Sequence) -> None:
-        if self._drafter is not None:
-            self._drafter.free(sequence.seat)
 
     def _drop_prefetches(self) -> None:
         self._executor.drain()
@@ -319,7 +327,7 @@ class Engine:
             bytes_per_chunk=memory.layout.block_bytes,
             seats=seats,
             warm=False,
-            draft_steps=self.options.num_speculative_tokens if drafts and self._drafter else 0,
+            draft_steps=self.options.num_speculative_tokens if drafts and self._speculator.drafter else 0,
         )
 
     def _batch(self, rows: list[RequestRows]) -> RoundBatch:
@@ -329,48 +337,11 @@ class Engine:
         return RoundBatch(
             inputs,
             seats,
-            accept=lambda logits: self._accept(rows, logits[0]),
-            draft=lambda step: self._draft(rows, step),
+            accept=lambda logits: self._speculator.accept(rows, logits[0]),
+            draft=lambda step: self._speculator.draft(rows, step),
         )
 
-    def _accept(self, rows: list[RequestRows], logits: Tensor) -> None:
-        """Decides what each request produced, from logits [R, vocab]. Nothing is committed: the round may fail."""
-        at = 0
-        for row in rows:
-            if row.logits:
-                sequence = row.sequence
-                own = logits[at : at + row.logits]
-                accepted, produced = self._speculation.accept(sequence.sampling, own, sequence.tokens, row.candidates)
-                row.produced, row.finish_reason = sequence.cut(produced)
-                row.accepted = min(accepted, len(row.produced))
-                at += row.logits
-
-    def _draft(self, rows: list[RequestRows], step: int) -> None:
-        """One draft step for every request that goes on and has room for one more candidate."""
-        assert self._drafter is not None
-        wanted = {row.sequence.seat: row for row in rows if self._has_room(row, step)}
-        if not wanted:
-            return
-        if step == 0:
-            logits = self._drafter.start({s: r.sequence.tokens + r.produced for s, r in wanted.items()})
-        else:
-            logits = self._drafter.extend({s: r.next_candidates.tokens[-1] for s, r in wanted.items()})
-        for seat, row in wanted.items():
-            if logits[seat].isnan().any():
-                row.draft_failed = True
-                continue
-            text = row.sequence.tokens + row.produced
-            self._speculation.propose(row.sequence.sampling, logits[seat], text, row.next_candidates)
-
-    def _has_room(self, row: RequestRows, step: int) -> bool:
-        """Whether the request goes on and has a place for candidate `step`, in its limit and the draft's positions."""
-        assert self._drafter is not None
-        if not row.produced or row.finish_reason or row.draft_failed or not row.sequence.drafts:
-            return False
-        length = len(row.sequence.tokens) + len(row.produced)
-        return length + step + 1 < row.sequence.limit and self._drafter.reaches(length + step - 1)
-
-    def _commit(self, row: RequestRows, plan: Plan) -> StepOutput | None:
+    def _commit(self, row: RequestRows, plan: Plan) -> None:
         """Moves the request to where the round brought it."""
         sequence = row.sequence
         row.kv.length += row.committed
@@ -379,28 +350,15 @@ class Engine:
             sequence.metrics.num_verify_rounds += 1
             sequence.metrics.num_draft_tokens += len(row.candidates.tokens)
             sequence.metrics.num_accepted_tokens += row.accepted
-            self._judge_draft(row)
+            self._speculator.judge(row)
         if not row.logits:
-            return None
+            return
         sequence.tokens += row.produced
+        sequence.token_scores.add(row.token_scores)
         sequence.candidates = row.next_candidates
         output = self._leave(sequence, row.finish_reason) if row.finish_reason else None
-        return StepOutput(sequence.request_id, row.produced, output)
-
-    def _judge_draft(self, row: RequestRows) -> None:
-        """Turns speculation off for a request whose candidates have long been of no use."""
-        sequence = row.sequence
-        if row.accepted:
-            sequence.useless_rounds = 0
-        elif row.candidates.tokens or row.draft_failed:
-            sequence.useless_rounds += 1
-        if sequence.drafts and sequence.useless_rounds >= MOST_USELESS_ROUNDS:
-            sequence.drafts = False
-            warnings.warn(
-                f"the draft was of no use in {MOST_USELESS_ROUNDS} rounds in a row: speculation is off for request "
-                f"{sequence.request_id}, whose text is not affected",
-                stacklevel=2,
-            )
+        logprobs = row.token_scores.logprobs if sequence.kept.logprobs else None
+        sequence.inbox.append(StepOutput(sequence.request_id, row.produced, output, logprobs))
 
 
 def _seating(rows: list[RequestRows]) -> dict[int, int]:

@@ -10,7 +10,7 @@ from specstream.errors import InvalidOption
 
 _WORDS = {
     "draft_sample_method": ("greedy", "probabilistic"),
-    "rejection_sample_method": ("standard", "coupled"),
+    "rejection_sample_method": ("standard", "coupled", "synthetic"),
     "drafting": ("auto", "off", "sequential"),
 }
 
@@ -78,8 +78,13 @@ class Options:
     """First tokens it keeps beside the window."""
     draft_sample_method: Literal["greedy", "probabilistic"] = "probabilistic"
     """How candidates are drawn for a request that samples: the draft's best, or from its distribution."""
-    rejection_sample_method: Literal["standard", "coupled"] = "standard"
-    """How they are accepted. standard: the target's distribution. coupled: the target's own seeded sample."""
+    rejection_sample_method: Literal["standard", "coupled", "synthetic"] = "standard"
+    """How they are accepted. standard: the target's distribution. coupled: the target's own seeded sample.
+    synthetic: as one of the next two says, to measure costs; the output is no text of the target."""
+    synthetic_acceptance_rate: float | None = None
+    """The chance that a candidate is accepted if those before it are."""
+    synthetic_acceptance_length: float | None = None
+    """Mean tokens a round, the target's own included."""
     drafting: Literal["auto", "off", "sequential"] = "auto"
     """When candidates are drafted. off is the same as draft=None."""
     debug: bool = False
@@ -112,12 +117,29 @@ class Options:
         for name, words in _WORDS.items():
             if getattr(self, name) not in words:
                 raise InvalidOption(name, getattr(self, name), " or ".join(f'"{word}"' for word in words))
+        self._check_synthetic()
         if self.gpu_kv_budget not in ("auto", "min"):
             parse_size("gpu_kv_budget", self.gpu_kv_budget)
         if self.host_kv_budget != "auto":
             parse_size("host_kv_budget", self.host_kv_budget)
         if not isinstance(self.debug, bool):
             raise InvalidOption("debug", self.debug, "True or False")
+
+    def _check_synthetic(self) -> None:
+        longest = 1 + self.num_speculative_tokens
+        names = {"synthetic_acceptance_rate": (0, 1), "synthetic_acceptance_length": (1, longest)}
+        given = [name for name in names if getattr(self, name) is not None]
+        for name in given:
+            value, (least, most) = getattr(self, name), names[name]
+            if self.rejection_sample_method != "synthetic":
+                raise InvalidOption(name, value, 'None without rejection_sample_method="synthetic"')
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not number or not least <= value <= most:
+                raise InvalidOption(name, value, f"a number from {least} to {most}")
+        if self.rejection_sample_method == "synthetic" and len(given) != 1:
+            allowed = "synthetic with one of synthetic_acceptance_rate and synthetic_acceptance_length"
+            found = f"synthetic with {' and '.join(given) or 'neither'}"
+            raise InvalidOption("rejection_sample_method", found, allowed)
 
     @classmethod
     def from_keywords(cls, **keywords: object) -> Options:

@@ -12,6 +12,7 @@ from specstream.options import format_size
 from specstream.round_spec import SeatSpec
 from specstream.sequence import FinishReason, Sequence
 from specstream.speculate import Candidates
+from specstream.token_scores import TokenScores
 
 
 @dataclass
@@ -30,6 +31,7 @@ class RequestRows:
     accepted: int = 0
     produced: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
+    token_scores: TokenScores = field(default_factory=TokenScores)
     next_candidates: Candidates = field(default_factory=Candidates)
     draft_failed: bool = False
     """Whether the draft gave something that is no number."""
@@ -70,8 +72,8 @@ class Scheduler:
     def __post_init__(self) -> None:
         self.free_seats = list(range(self.max_num_seqs))
 
-    def submit(self, sequence: Sequence) -> None:
-        """Queues a request.
+    def check_fits(self, sequence: Sequence) -> None:
+        """Refuses a request that can never run.
 
         Raises:
             OutOfBudget: it would not fit even alone.
@@ -85,7 +87,6 @@ class Scheduler:
                 f"memory; host_kv_budget is {format_size(self.memory.host_budget)}. Ask for fewer tokens or compile "
                 f"with a larger host_kv_budget or gpu_kv_budget"
             )
-        self.waiting.append(sequence)
 
     def admit(self) -> list[Sequence]:
         """Seats waiting requests, in order, as far as memory goes."""

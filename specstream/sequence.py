@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import StoppingCriteriaList
@@ -12,6 +12,10 @@ from transformers import StoppingCriteriaList
 from specstream.kv import SequenceKV
 from specstream.sampling import Sampling
 from specstream.speculate import Candidates
+from specstream.token_scores import Kept, TokenScores
+
+if TYPE_CHECKING:
+    from specstream.outputs import StepOutput
 
 
 class FinishReason(str, Enum):
@@ -49,6 +53,8 @@ class Sequence:
     """Most tokens, prompt included."""
     end_tokens: frozenset[int]
     tokens: list[int]
+    inbox: list[StepOutput] = field(default_factory=list)
+    """Where its outputs go, for whoever asked for it to pick up."""
     seat: int = -1
     kv: SequenceKV | None = None
     sampling: Sampling = field(default_factory=Sampling)
@@ -58,6 +64,8 @@ class Sequence:
     """Whether candidates are proposed for it."""
     useless_rounds: int = 0
     """Rounds in a row in which its draft failed or none of its candidates was accepted."""
+    kept: Kept = field(default_factory=Kept)
+    token_scores: TokenScores = field(default_factory=TokenScores)
     candidates: Candidates = field(default_factory=Candidates)
     metrics: RequestMetrics = field(default_factory=RequestMetrics)
 

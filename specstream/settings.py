@@ -14,12 +14,14 @@ _PROCESSORS = {"sequence_bias", "repetition_penalty", "no_repeat_ngram_size", "b
 _PROCESSORS |= {"min_length", "min_new_tokens", "forced_eos_token_id", "remove_invalid_values"}
 _PROCESSORS |= {"exponential_decay_length_penalty", "begin_suppress_tokens"}
 _ENDING = {"max_length", "max_new_tokens", "eos_token_id", "pad_token_id", "stop_strings"}
-HONOURED = SAMPLING | _PROCESSORS | _ENDING | {"do_sample", "num_return_sequences"}
+_OUTPUT = {"return_dict_in_generate", "output_scores", "output_logits"}
+HONOURED = SAMPLING | _PROCESSORS | _ENDING | _OUTPUT | {"do_sample", "num_return_sequences"}
 
 _BEAMS = {"length_penalty", "early_stopping", "num_beam_groups", "diversity_penalty"}
 _RUNNING = {"_from_model_config", "use_cache", "cache_implementation", "cache_config", "transformers_version"}
 _RUNNING |= {"compile_config", "bos_token_id", "decoder_start_token_id"}
 _ASSISTING = {"num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold"}
+_ASSISTING |= {"assistant_lookbehind", "target_lookbehind"}
 _WITHOUT_EFFECT = _BEAMS | _RUNNING | _ASSISTING
 """Change nothing about what one sequence without beams says."""
 _NEUTRAL = {"num_beams": 1, "encoder_repetition_penalty": 1.0, "encoder_no_repeat_ngram_size": 0}
@@ -43,6 +45,8 @@ def merge_settings(
     except (ValueError, TypeError, AttributeError) as error:
         raise InvalidOption("generation_config", settings, "what transformers allows", str(error)) from error
     for name, value in merged.to_diff_dict().items():
+        if name.startswith("_"):  # what transformers notes down for itself
+            continue
         if name not in HONOURED | _WITHOUT_EFFECT and value is not None and value != _NEUTRAL.get(name, False):
             where = "" if name in settings else "generation_config."
             raise InvalidOption(f"{where}{name}", value, "None: it is not supported", f"Set {where}{name} to None.")

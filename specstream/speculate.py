@@ -1,4 +1,4 @@
-"""Proposing and accepting candidates: greedily, by the standard rejection rule, or by coupled noise.
+"""Proposing and accepting candidates: greedily, by the standard rejection rule, by coupled noise, or for show.
 
 Every rule of acceptance takes the target's processed logits `scores`, float [candidates + 1, vocab], row i being the
 target's view after candidate i - 1, and `position`, the index in the text of the first candidate. It returns how many
@@ -13,9 +13,35 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from specstream.options import Options
 from specstream.sampling import Noise, Purpose, Sampling
 
 Accepted = tuple[int, list[int]]
+
+
+@dataclass(frozen=True)
+class SyntheticAcceptance:
+    """How many candidates are accepted, whatever they are: to measure what a round costs at a given acceptance.
+
+    One of the two is set.
+    """
+
+    rate: float | None = None
+    """The chance that a candidate is accepted if those before it are, from 0 to 1."""
+    length: float | None = None
+    """Mean tokens a round, the target's own included, from 1."""
+
+    def accepted(self, most: int, noise: Noise, position: int) -> int:
+        """How many of `most` candidates, of which the first is at `position` of the text."""
+        if self.length is not None:
+            whole = int(self.length - 1)
+            more = float(noise.uniform(position, Purpose.ACCEPT)) < self.length - 1 - whole
+            return min(most, whole + more)
+        assert self.rate is not None
+        accepted = 0
+        while accepted < most and float(noise.uniform(position + accepted, Purpose.ACCEPT)) < self.rate:
+            accepted += 1
+        return accepted
 
 
 @dataclass
@@ -36,6 +62,15 @@ class Speculation:
 
     rejection_sample_method: Literal["standard", "coupled"]
     draft_sample_method: Literal["greedy", "probabilistic"]
+    synthetic: SyntheticAcceptance | None = None
+    """Instead of what the rule says, though that is computed."""
+
+    @classmethod
+    def of(cls, options: Options) -> Speculation:
+        if options.rejection_sample_method != "synthetic":
+            return cls(options.rejection_sample_method, options.draft_sample_method)
+        made_up = SyntheticAcceptance(options.synthetic_acceptance_rate, options.synthetic_acceptance_length)
+        return cls("standard", options.draft_sample_method, made_up)
 
     def propose(self, sampling: Sampling, logits: Tensor, text: list[int], candidates: Candidates) -> None:
         """Adds one candidate, from the draft's logits [vocab] after `text` and the candidates so far."""
@@ -53,14 +88,19 @@ class Speculation:
             candidates.tokens.append(sampling.noise.draw(drawn_from, position, Purpose.DRAFT))
             candidates.probabilities.append(drawn_from)
 
-    def accept(self, sampling: Sampling, logits: Tensor, text: list[int], candidates: Candidates) -> Accepted:
-        """Verifies candidates against the target's logits [candidates + 1, vocab] after `text`."""
-        scores = sampling.scores(logits, text, candidates.tokens)
+    def accept(self, sampling: Sampling, scores: Tensor, position: int, candidates: Candidates) -> Accepted:
+        """Verifies candidates, the first at `position`, against the target's scores [candidates + 1, vocab]."""
+        tokens = candidates.tokens
         if not sampling.do_sample:
-            return accept_greedy(scores, candidates.tokens)
-        if self.rejection_sample_method == "coupled":
-            return accept_coupled(scores, candidates.tokens, sampling.noise, len(text))
-        return accept_standard(scores, candidates.tokens, candidates.probabilities, sampling.noise, len(text))
+            result = accept_greedy(scores, tokens)
+        elif self.rejection_sample_method == "coupled":
+            result = accept_coupled(scores, tokens, sampling.noise, position)
+        else:
+            result = accept_standard(scores, tokens, candidates.probabilities, sampling.noise, position)
+        if self.synthetic is None:
+            return result
+        accepted = self.synthetic.accepted(len(tokens), sampling.noise, position)
+        return accepted, [*tokens[:accepted], int(scores[accepted].argmax())]
 
 
 def accept_greedy(scores: Tensor, candidates: list[int]) -> Accepted:

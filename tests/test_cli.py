@@ -20,6 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, 
 
 from specstream import cli, cli_generate
 from specstream.errors import InvalidOption, OutOfBudget
+from specstream.text_stream import TextStream
 from tests.architectures import build
 
 
@@ -339,14 +340,14 @@ def test_ctrl_c_is_one_line_and_status_130(
 @given(st.text(), st.integers(1, 5))
 def test_parts_of_a_text_stream_join_to_the_text(text: str, width: int) -> None:
     token_ids = list(text.encode())
-    stream = cli_generate.TextStream(Bytes())
+    stream = TextStream(Bytes())
     parts = [stream.push(token_ids[i : i + width]) for i in range(0, len(token_ids), width)]
     assert "".join(parts) + stream.finish() == text
 
 
 @given(st.binary())
 def test_tokens_that_are_no_text_are_shown_as_the_tokenizer_does(data: bytes) -> None:
-    stream = cli_generate.TextStream(Bytes())
+    stream = TextStream(Bytes())
     shown = "".join([stream.push([token]) for token in data]) + stream.finish()
     assert shown == data.decode(errors="replace")
 

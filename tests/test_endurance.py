@@ -33,7 +33,7 @@ def test_memory_is_flat_over_two_hundred_requests() -> None:
         assert store_bytes(engine) == after_fifth
         gc.collect()
         assert process.memory_info().rss - resident < 4 << 20
-        assert not engine._drafter._seats  # type: ignore[union-attr]
+        assert not engine._speculator.drafter._seats  # type: ignore[union-attr]
 
 
 def test_threads_end_with_their_engine() -> None:

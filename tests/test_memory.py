@@ -101,7 +101,7 @@ def test_planned_bytes_are_allocated_bytes(options: dict[str, Any]) -> None:
     target, draft = model("qwen3"), model("llama", seed=1)
     shapes = {"max_model_len": 64, "chunk_tokens": 4, "max_num_seqs": 2} | options
     with make_engine(target, draft, **shapes) as engine:
-        memory, drafter = engine.memory, engine._drafter
+        memory, drafter = engine.memory, engine._speculator.drafter
         store = engine._executor.store
         assert memory.device_kv == store.blocks.untyped_storage().nbytes() + store.ring.untyped_storage().nbytes()
         if isinstance(options["gpu_kv_budget"], int):
@@ -124,7 +124,7 @@ def test_planned_bytes_are_allocated_bytes(options: dict[str, Any]) -> None:
 
 def test_the_draft_allocates_once_for_a_seat(monkeypatch: pytest.MonkeyPatch) -> None:
     with make_engine(model("qwen3"), model("qwen3"), max_model_len=64, num_speculative_tokens=2) as engine:
-        drafter, made = engine._drafter, []
+        drafter, made = engine._speculator.drafter, []
         assert drafter is not None
         new_seat = drafter._new_seat
 

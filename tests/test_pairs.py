@@ -11,8 +11,8 @@ import torch
 
 from specstream.api import check_tokenizers
 from specstream.draft import Drafter
-from specstream.engine import MOST_USELESS_ROUNDS
 from specstream.errors import InvalidOption
+from specstream.speculator import MOST_USELESS_ROUNDS
 from tests.architectures import build
 from tests.helpers import make_engine, model, prompt, reference
 

@@ -411,7 +411,7 @@ def test_fetches_for_the_next_round_start_before_the_round_ends(monkeypatch: pyt
         max_model_len=64,
         gpu_kv_budget="min",
     )
-    draft = engine._draft
+    draft = engine._speculator.draft
     ahead: list[bool] = []
     run = engine._executor.run
 
@@ -425,7 +425,7 @@ def test_fetches_for_the_next_round_start_before_the_round_ends(monkeypatch: pyt
                 ahead.append(all(landed.acquire(timeout=20) for _ in range(copies)))
             draft(rows, step)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(engine, "_draft", drafting)
+        monkeypatch.setattr(engine._speculator, "draft", drafting)
         run(plan, batch)  # type: ignore[arg-type]
 
     monkeypatch.setattr(engine._executor, "run", watched_run)

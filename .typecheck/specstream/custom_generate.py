@@ -1,0 +1,1 @@
+../../specstream/custom_generate.py

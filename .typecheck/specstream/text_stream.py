@@ -1,0 +1,1 @@
+../../specstream/text_stream.py

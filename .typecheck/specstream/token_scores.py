@@ -1,0 +1,1 @@
+../../specstream/token_scores.py

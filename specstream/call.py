@@ -1,0 +1,156 @@
+"""A batch of prompts and one set of settings, as requests of an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig
+
+from specstream.errors import InvalidOption
+from specstream.outputs import StepOutput
+from specstream.request import end_tokens
+from specstream.sequence import Sequence
+from specstream.settings import merge_settings
+
+if TYPE_CHECKING:
+    from specstream.engine import Engine
+
+DEFAULT_NEW_TOKENS = 20
+"""As transformers has it when neither the call nor the model says."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """Prompts and settings that are known to be right; nothing is queued yet."""
+
+    rows: Tensor
+    """int64 or int32 [sequences, length]: the prompts as they were given, each as often as it is to be completed."""
+    requests: list[Sequence]
+    """One for each row."""
+    inbox: list[StepOutput]
+    config: GenerationConfig
+    padding: int
+
+    @classmethod
+    def make(
+        cls,
+        engine: Engine,
+        input_ids: Tensor | Seq[Seq[int]],
+        attention_mask: Tensor | None,
+        generation_config: GenerationConfig | None,
+        seed: int | Seq[int] | None,
+        settings: dict[str, Any],
+        arguments: dict[str, Any],
+    ) -> Call:
+        """Checks everything and makes the requests.
+
+        Args:
+            settings: fields of GenerationConfig, over `generation_config`.
+            arguments: of `RequestFactory.make`, for every request.
+        """
+        if settings.get("eos_token_id") is not None:
+            settings["eos_token_id"] = end_tokens(settings["eos_token_id"], engine.vocab_size)
+        config = merge_settings(engine.generation_config, generation_config, **settings)
+        for name in ("output_scores", "output_logits"):
+            if getattr(config, name) and not config.return_dict_in_generate:
+                raise InvalidOption(
+                    name, True, "False without return_dict_in_generate=True", "Pass return_dict_in_generate=True."
+                )
+        ends = config.eos_token_id or []
+        padding = config.pad_token_id if config.pad_token_id is not None else ends[0] if ends else 0
+        rows, prompts = _prompts(input_ids, attention_mask, padding)
+        copies = config.num_return_sequences or 1
+        rows, prompts = rows.repeat_interleave(copies, 0), [prompt for prompt in prompts for _ in range(copies)]
+        seeds = _seeds(seed, len(prompts))
+        config.max_new_tokens = _new_tokens(config, settings, rows.shape[1])
+        config.max_length = config.max_new_tokens + rows.shape[1]
+        if config.min_length:  # of the padded row; requests know their own prompts only
+            config.min_new_tokens = max(config.min_new_tokens or 0, config.min_length - rows.shape[1])
+            config.min_length = None
+        inbox: list[StepOutput] = []
+        requests = [
+            engine.make_request(prompt, inbox, generation_config=config, seed=own, **arguments)
+            for prompt, own in zip(prompts, seeds, strict=True)
+        ]
+        return cls(rows, requests, inbox, config, padding)
+
+    def run(self, engine: Engine) -> Generator[tuple[int, StepOutput]]:
+        """Runs rounds until all requests have ended; whatever stops it takes them out of the engine.
+
+        Yields:
+            The row, and what a round produced for it.
+        """
+        places = {request.request_id: index for index, request in enumerate(self.requests)}
+        running = set(places)
+        try:
+            for request in self.requests:
+                engine.enqueue(request)
+            while running:
+                if not self.inbox:
+                    engine.run_round()
+                while self.inbox:
+                    output = self.inbox.pop(0)
+                    if output.finished:
+                        running.discard(output.request_id)
+                    yield places[output.request_id], output
+        finally:
+            engine.abandon(running)
+
+
+def _seeds(seed: int | Seq[int] | None, count: int) -> list[int]:
+    """One seed for each sequence."""
+    if seed is None:
+        return [int(value) for value in torch.randint(2**63 - 1, (count,))]
+    if isinstance(seed, int):
+        return [seed + index for index in range(count)]
+    if len(seed) != count:
+        raise InvalidOption("seed", f"{len(seed)} seeds", f"an int, or one for each of the {count} sequences")
+    return list(seed)
+
+
+def _prompts(
+    input_ids: Tensor | Seq[Seq[int]], attention_mask: Tensor | None, pad_token_id: int
+) -> tuple[Tensor, list[list[int]]]:
+    """The batch as a tensor, and each prompt without its padding."""
+    if not isinstance(input_ids, Tensor):
+        rows = isinstance(input_ids, Seq) and not isinstance(input_ids, str)
+        if not rows or not all(isinstance(row, Seq) and not isinstance(row, str) for row in input_ids):
+            raise InvalidOption("input_ids", input_ids, "a tensor [batch, length], or a list of lists of token ids")
+        lists = [list(row) for row in input_ids]
+        width = max((len(row) for row in lists), default=0)
+        mask = [[0] * (width - len(row)) + [1] * len(row) for row in lists]
+        padded = [[pad_token_id] * (width - len(row)) + row for row in lists]
+        if not lists or not width:
+            raise InvalidOption("input_ids", input_ids, "at least one prompt of at least one token")
+        try:
+            ids = torch.tensor(padded)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise InvalidOption("input_ids", input_ids, "token ids, which are ints") from error
+        return _prompts(ids, torch.tensor(mask) if attention_mask is None else attention_mask, pad_token_id)
+    if input_ids.dim() != 2 or not input_ids.numel():
+        raise InvalidOption("input_ids", f"shape {tuple(input_ids.shape)}", "shape [batch, length], neither of them 0")
+    if input_ids.dtype not in (torch.int64, torch.int32):
+        raise InvalidOption("input_ids", input_ids.dtype, "int64 or int32 token ids")
+    if attention_mask is None:
+        return input_ids, [row.tolist() for row in input_ids]
+    if attention_mask.shape != input_ids.shape:
+        shape = f"shape {tuple(attention_mask.shape)}"
+        raise InvalidOption("attention_mask", shape, f"the shape of input_ids, {tuple(input_ids.shape)}")
+    return input_ids, [row[keep.bool()].tolist() for row, keep in zip(input_ids, attention_mask, strict=True)]
+
+
+def _new_tokens(config: GenerationConfig, settings: dict[str, Any], width: int) -> int:
+    """Tokens to produce: max_new_tokens, or what max_length leaves; what the call says goes first."""
+    by_length = settings.get("max_length") is not None and settings.get("max_new_tokens") is None
+    if config.max_new_tokens is not None and not by_length:
+        return int(config.max_new_tokens)
+    if config.max_length is None:
+        return DEFAULT_NEW_TOKENS
+    if config.max_length <= width:
+        raise InvalidOption("max_length", config.max_length, f"more than the {width} tokens of the prompt")
+    return int(config.max_length) - width

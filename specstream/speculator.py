@@ -1,0 +1,86 @@
+"""Speculation for the requests of a round: acceptance, drafting, and turning off drafts that are of no use."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from specstream.draft import Drafter
+from specstream.scheduler import RequestRows
+from specstream.sequence import Sequence
+from specstream.speculate import Speculation
+from specstream.token_scores import TokenScores
+
+MOST_USELESS_ROUNDS = 64
+"""Rounds without one accepted candidate after which a request is decoded without candidates."""
+
+
+@dataclass
+class Speculator:
+    """What a round's acceptance and draft steps do. Nothing is committed here: the round may still fail."""
+
+    speculation: Speculation
+    drafter: Drafter | None
+
+    def accept(self, rows: list[RequestRows], logits: Tensor) -> None:
+        """Decides what each request produced, from logits [R, vocab]."""
+        at = 0
+        for row in rows:
+            if row.logits:
+                sequence = row.sequence
+                own = logits[at : at + row.logits]
+                at += row.logits
+                scores = sequence.sampling.scores(own, sequence.tokens, row.candidates.tokens)
+                accepted, produced = self.speculation.accept(
+                    sequence.sampling, scores, len(sequence.tokens), row.candidates
+                )
+                row.produced, row.finish_reason = sequence.cut(produced)
+                row.accepted = min(accepted, len(row.produced))
+                row.token_scores = TokenScores.of(sequence.kept, own, scores, row.produced)
+
+    def draft(self, rows: list[RequestRows], step: int) -> None:
+        """One draft step for every request that goes on and has room for one more candidate."""
+        assert self.drafter is not None
+        wanted = {row.sequence.seat: row for row in rows if self._has_room(row, step)}
+        if not wanted:
+            return
+        if step == 0:
+            logits = self.drafter.start({s: r.sequence.tokens + r.produced for s, r in wanted.items()})
+        else:
+            logits = self.drafter.extend({s: r.next_candidates.tokens[-1] for s, r in wanted.items()})
+        for seat, row in wanted.items():
+            if logits[seat].isnan().any():
+                row.draft_failed = True
+                continue
+            text = row.sequence.tokens + row.produced
+            self.speculation.propose(row.sequence.sampling, logits[seat], text, row.next_candidates)
+
+    def judge(self, row: RequestRows) -> None:
+        """Turns speculation off for a request whose candidates have long been of no use."""
+        sequence = row.sequence
+        if row.accepted or self.speculation.synthetic is not None:
+            sequence.useless_rounds = 0
+        elif row.candidates.tokens or row.draft_failed:
+            sequence.useless_rounds += 1
+        if sequence.drafts and sequence.useless_rounds >= MOST_USELESS_ROUNDS:
+            sequence.drafts = False
+            warnings.warn(
+                f"the draft was of no use in {MOST_USELESS_ROUNDS} rounds in a row: speculation is off for request "
+                f"{sequence.request_id}, whose text is not affected",
+                stacklevel=2,
+            )
+
+    def forget(self, sequence: Sequence) -> None:
+        """Drops what the drafter has computed for a request; it computes that again if it drafts for it."""
+        if self.drafter is not None:
+            self.drafter.free(sequence.seat)
+
+    def _has_room(self, row: RequestRows, step: int) -> bool:
+        """Whether the request goes on and has a place for candidate `step`, in its limit and the draft's positions."""
+        assert self.drafter is not None
+        if not row.produced or row.finish_reason or row.draft_failed or not row.sequence.drafts:
+            return False
+        length = len(row.sequence.tokens) + len(row.produced)
+        return length + step + 1 < row.sequence.limit and self.drafter.reaches(length + step - 1)
