@@ -64,6 +64,12 @@ def compile(target: Model, draft: Model | None = None, *, dtype: Any = None, **o
         check_tokenizers(tokenizer, draft_tokenizer)
         reach = min(resolve_max_model_len(settings, target_model.spec), max_positions(draft_module) or sys.maxsize)
         draft_model = _captured("draft", draft_module, draft_name, reach)
+    if settings.rejection_sample_method == "synthetic":
+        warnings.warn(
+            "acceptance is made up (rejection_sample_method='synthetic'): the output of this engine is not the "
+            "target's; it is for measuring costs",
+            stacklevel=2,
+        )
     defaults = getattr(target_module, "generation_config", None)
     return build_engine(settings, target_model, draft_model, tokenizer, defaults)
 

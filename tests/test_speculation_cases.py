@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import cache
 from typing import Any
 
 import pytest
@@ -288,6 +289,11 @@ class Recital(nn.Module):
         return F.embedding(position_ids, self.script) + 0 * attended.sum(-1).transpose(1, 2)
 
 
+@cache
+def recital() -> Recital:
+    return Recital().double().eval()
+
+
 def byte_tokenizer() -> PreTrainedTokenizerFast:
     """One token a byte, whose id is the byte."""
     letters = _letters()
@@ -308,23 +314,13 @@ def _letters() -> list[str]:
 def test_joined_deltas_are_the_whole_text(depth: int, capsys: pytest.CaptureFixture[str]) -> None:
     whole = list(TEXT.encode())
     ids, rest = whole[:PROMPT_BYTES], whole[PROMPT_BYTES:]
-    recital = _recital()
     tokenizer = byte_tokenizer()
     assert tokenizer.decode(rest) == TEXT.encode()[PROMPT_BYTES:].decode()
-    for draft in (recital, None):
-        with make_engine(recital, draft, num_speculative_tokens=depth, **SMALL) as engine:
+    for draft in (recital(), None):
+        with make_engine(recital(), draft, num_speculative_tokens=depth, **SMALL) as engine:
             request = Request(tuple(ids), len(rest))
             serve(engine, [request])  # it joins the deltas of steps and compares them with the output
             assert request.tokens == rest
             capsys.readouterr()
             engine.generate([ids], max_new_tokens=len(rest), streamer=TextStreamer(tokenizer, skip_prompt=True))
             assert capsys.readouterr().out == TEXT.encode()[PROMPT_BYTES:].decode() + "\n"
-
-
-_RECITALS: list[Recital] = []
-
-
-def _recital() -> Recital:
-    if not _RECITALS:
-        _RECITALS.append(Recital().double().eval())
-    return _RECITALS[0]
