@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 
 from specstream.errors import InvalidOption
 from specstream.models.internlm2 import is_internlm2, load_internlm2, load_internlm2_tokenizer
-from specstream.models.normalize import transformers_parts
+from specstream.models.rope import transformers_parts
 
 Tokenizer = PreTrainedTokenizerBase
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -13,50 +12,12 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from specstream.errors import UnsupportedModel
+from specstream.models.rope import max_positions, plain_rope, transformers_parts
 from specstream.models.trial import AttentionResult, Trial
 
 _TRIAL, _CAPTURE = "specstream_trial", "specstream_capture"
 _FAR_AWAY = 1 << 20
 """Positions to check masks up to when neither the caller nor the model states a limit."""
-
-
-def transformers_parts(model: nn.Module) -> list[PreTrainedModel]:
-    """The transformers models in a module, outermost first; empty for a plain nn.Module."""
-    return [module for module in model.modules() if isinstance(module, PreTrainedModel)]
-
-
-def rope_parameters(model: nn.Module) -> dict[str, Any] | None:
-    """The rotary settings of a transformers model as one flat dict with "rope_type"; None if it has none.
-
-    Models with settings by layer type give those of the first layer type.
-    """
-    parts = transformers_parts(model)
-    rope = getattr(parts[0].config.get_text_config(), "rope_parameters", None) if parts else None
-    if not rope:
-        return None
-    nested = [value for value in rope.values() if isinstance(value, dict) and "rope_type" in value]
-    return dict(nested[0] if nested else rope)
-
-
-def max_positions(model: nn.Module) -> int | None:
-    """Positions for which a transformers model computes what it was configured for; None if it states none.
-
-    `dynamic` and `longrope` change with the length of the text, which KV already computed cannot follow: they
-    count up to their original positions. yarn and linear reach their factor beyond them.
-    """
-    parts = transformers_parts(model)
-    if not parts:
-        return None
-    stated: int | None = getattr(parts[0].config.get_text_config(), "max_position_embeddings", None)
-    rope = rope_parameters(model) or {}
-    kind, factor = rope.get("rope_type", "default"), rope.get("factor") or 1.0
-    if stated is None:
-        return None
-    if kind == "longrope":
-        return int(rope.get("original_max_position_embeddings") or stated)
-    if kind == "yarn":
-        return int((rope.get("original_max_position_embeddings") or stated) * factor)
-    return int(stated * factor) if kind == "linear" else stated
 
 
 @contextmanager
@@ -74,7 +35,7 @@ def normalized(model: nn.Module, max_model_len: int | None) -> Iterator[None]:
         yield
         return
     limit = max_model_len or max_positions(model) or _FAR_AWAY
-    with _plain_rope(model, limit):
+    with plain_rope(model, limit):
         _try_out(model, parts, limit)
         with _implementation(parts, _CAPTURE, _plain_attention):
             yield
@@ -157,29 +118,3 @@ def _try_out(model: nn.Module, parts: list[PreTrainedModel], limit: int) -> None
             "Use the model's implementation in transformers, or a plain nn.Module that calls "
             "F.scaled_dot_product_attention.",
         )
-
-
-@contextmanager
-def _plain_rope(model: nn.Module, limit: int) -> Iterator[None]:
-    """Presents rotary embeddings that change with the text's length as what they are in short texts."""
-    with ExitStack() as undo:
-        for name, module in model.named_modules():
-            kind = getattr(module, "rope_type", None)
-            kinds = set(kind.values()) if isinstance(kind, dict) else {kind}
-            scaled = kinds & {"dynamic", "longrope"}
-            if not scaled:
-                continue
-            covered = max_positions(model) or 0
-            if isinstance(kind, dict) or limit > covered:
-                raise UnsupportedModel(
-                    name,
-                    f"{scaled.pop()} RoPE changes with the length of the text beyond {covered} positions",
-                    f"Set max_model_len <= {covered}, or rope_type 'yarn' with factor "
-                    f"{math.ceil(limit / max(covered, 1))} in the model's configuration.",
-                )
-            undo.callback(setattr, module, "rope_type", kind)
-            undo.callback(module._buffers.__setitem__, "inv_freq", module._buffers["inv_freq"])
-            module.rope_type = "default"
-            # The frequencies in use may be a longer text's; the original ones are never written to.
-            module._buffers["inv_freq"] = module.original_inv_freq
-        yield

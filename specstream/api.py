@@ -19,7 +19,7 @@ from specstream.graph import ModelSpec, PartitionedModel
 from specstream.kv import DeviceStore, HostStore
 from specstream.memory import plan_memory, resolve_max_model_len
 from specstream.models.load import load_model
-from specstream.models.normalize import max_positions
+from specstream.models.rope import inherited_rope, max_positions
 from specstream.options import Options
 from specstream.planner import Planner
 
@@ -62,8 +62,10 @@ def compile(target: Model, draft: Model | None = None, *, dtype: Any = None, **o
     if draft is not None and settings.drafting != "off":
         draft_module, draft_tokenizer, draft_name = load_model(draft, dtype, DEVICE)
         check_tokenizers(tokenizer, draft_tokenizer)
-        reach = min(resolve_max_model_len(settings, target_model.spec), max_positions(draft_module) or sys.maxsize)
-        draft_model = _captured("draft", draft_module, draft_name, reach)
+        longest = resolve_max_model_len(settings, target_model.spec)
+        with inherited_rope(draft_module, target_module, longest):
+            reach = min(longest, max_positions(draft_module) or sys.maxsize)
+            draft_model = _captured("draft", draft_module, draft_name, reach)
     if settings.rejection_sample_method == "synthetic":
         warnings.warn(
             "acceptance is made up (rejection_sample_method='synthetic'): the output of this engine is not the "

@@ -17,7 +17,8 @@ from torch.fx.experimental.symbolic_shapes import ConstraintViolationError
 
 from specstream.errors import UnsupportedModel
 from specstream.graph import ModelGraph, ModelSpec
-from specstream.models.normalize import max_positions, normalized, transformers_parts
+from specstream.models.normalize import normalized
+from specstream.models.rope import max_positions, transformers_parts
 from specstream.nodes import module_of, remove_dead
 
 Forward = Callable[[Tensor, Tensor], Tensor]

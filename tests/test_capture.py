@@ -23,7 +23,7 @@ from specstream.compiler import compile_model
 from specstream.errors import InvalidOption, UnsupportedModel
 from specstream.graph import ModelGraph
 from specstream.models.load import load_model
-from specstream.models.normalize import max_positions, rope_parameters
+from specstream.models.rope import max_positions, rope_parameters
 from specstream.models.trial import why_not_causal
 from tests.architectures import (
     DYNAMIC,

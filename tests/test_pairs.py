@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+import specstream
 from specstream.api import check_tokenizers
 from specstream.draft import Drafter
 from specstream.errors import InvalidOption
@@ -99,3 +100,46 @@ def test_a_useless_draft_is_turned_off_and_a_useful_one_is_not() -> None:
         proposed = engine.metrics().num_draft_tokens
     assert useless.requests[0].token_ids == expected
     assert proposed < 4 * count
+
+
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
+PLAIN = {"rope_type": "default", "rope_theta": 1e4}
+
+
+@pytest.mark.parametrize("stated", [64, 256])
+def test_a_draft_inherits_the_targets_rotary_scaling(stated: int) -> None:
+    """The draft is the target but for its scaling: with the target's, every candidate is accepted."""
+    target = build("qwen3", eos_token_id=None, rope_parameters=dict(YARN), max_position_embeddings=stated)
+    draft = build("qwen3", eos_token_id=None, rope_parameters=dict(PLAIN), max_position_embeddings=64)
+    draft.load_state_dict(target.state_dict())
+    before = [(name, buffer.clone()) for name, buffer in draft.named_buffers()]
+    modules, config = list(draft.modules()), draft.config.to_dict()  # type: ignore[operator,union-attr]
+    with pytest.warns(UserWarning, match="covers 64 positions: it is given the target's rotary scaling, yarn"):
+        engine = specstream.compile(target, draft, max_model_len=256, gpu_kv_budget="min", chunk_tokens=8)
+    with engine:
+        out: Any = engine.generate([list(prompt(100))], max_new_tokens=40)
+        assert engine.metrics().draft_acceptance_rate == 1.0
+        assert engine.metrics().num_draft_tokens > 20
+    assert out[0, 100:].tolist() == reference(target, prompt(100), 40).tokens
+    assert list(draft.modules()) == modules
+    assert draft.config.to_dict() == config  # type: ignore[operator,union-attr]
+    for (name, buffer), (_, old) in zip(draft.named_buffers(), before, strict=True):
+        assert torch.equal(buffer, old), name
+
+
+@pytest.mark.parametrize(
+    "draft_changes",
+    [
+        {"rope_parameters": dict(PLAIN, rope_theta=1e5), "max_position_embeddings": 64},
+        {"rope_parameters": dict(PLAIN), "max_position_embeddings": 80},
+        {"rope_parameters": dict(YARN, factor=1.5, original_max_position_embeddings=32), "max_position_embeddings": 32},
+    ],
+)
+def test_a_draft_of_another_kind_keeps_its_own_positions(draft_changes: dict[str, Any]) -> None:
+    target = build("qwen3", eos_token_id=None, rope_parameters=dict(YARN), max_position_embeddings=64)
+    draft = build("qwen3", eos_token_id=None, **draft_changes)
+    with pytest.warns(UserWarning, match="positions and max_model_len is 256: beyond"):
+        engine = specstream.compile(target, draft, max_model_len=256, gpu_kv_budget="min", chunk_tokens=8)
+    with engine:
+        out: Any = engine.generate([list(prompt(40))], max_new_tokens=60)
+    assert out[0, 40:].tolist() == reference(target, prompt(40), 60).tokens
