@@ -19,7 +19,7 @@ import triton
 from torch import Tensor
 
 from specstream.kernels.accept_seats import decide_kernel, draw_kernel
-from specstream.kernels.accept_tiles import survey_kernel, weigh_kernel
+from specstream.kernels.accept_tiles import reduce_kernel, survey_kernel, weigh_kernel
 
 TILE = 1024
 """Tokens of the vocabulary that a program looks at."""
@@ -110,6 +110,8 @@ def _choose(
     tiles = triton.cdiv(vocab, TILE)
     tops, masses = torch.empty(2, count, rows, tiles, dtype=torch.float64, device=device)
     tokens = torch.empty(count, rows, tiles, dtype=torch.int64, device=device)
+    row_top, row_mass = torch.empty(2, count, rows, dtype=torch.float64, device=device)
+    row_token = torch.empty(count, rows, dtype=torch.int64, device=device)
     accepted = torch.empty(count, dtype=torch.int32, device=device)
     draft_strides = (0, 0) if draft_probabilities is None else draft_probabilities.stride()
     arguments = {
@@ -132,6 +134,9 @@ def _choose(
         "tops": tops,
         "tokens": tokens,
         "masses": masses,
+        "row_top": row_top,
+        "row_token": row_token,
+        "row_mass": row_mass,
         "sums": torch.empty(2, count, tiles, dtype=torch.float64, device=device) if standard else None,
         "accepted": accepted,
         "produced": produced,
@@ -144,7 +149,8 @@ def _choose(
         "TILES": triton.next_power_of_2(tiles),
     }
     _launch(survey_kernel, (tiles, rows, count), arguments)
-    _launch(decide_kernel, (count,), arguments, num_warps=16 if rows > 8 else 8)
+    _launch(reduce_kernel, (rows, count), arguments)
+    _launch(decide_kernel, (count,), arguments, num_warps=1)
     if standard:
         _launch(weigh_kernel, (tiles, count), arguments)
         _launch(draw_kernel, (count,), arguments)

@@ -27,40 +27,33 @@ def decide_kernel(
     draft_row_stride: tl.tensor,
     step: tl.tensor,
     rows: tl.tensor,
-    tiles: tl.tensor,
-    tops: tl.tensor,
-    tokens: tl.tensor,
-    masses: tl.tensor,
+    row_top: tl.tensor,
+    row_token: tl.tensor,
+    row_mass: tl.tensor,
     accepted: tl.tensor,
     produced: tl.tensor,
     produced_stride: tl.tensor,
     STANDARD: tl.constexpr,
     PROPOSING: tl.constexpr,
     ROWS: tl.constexpr,
-    TILES: tl.constexpr,
 ) -> None:
     """How many candidates are accepted, and the tokens produced. Where one is to be drawn, the best stands for it."""
     seat = tl.program_id(0)
     count = count_of_seat(counts, seat, step, PROPOSING)
-    index, tile = tl.arange(0, ROWS), tl.arange(0, TILES)
-    place = (seat * rows + index)[:, None] * tiles + tile[None, :]
-    surveyed = (index <= count)[:, None] & (tile < tiles)[None, :]
-    top = tl.load(tops + place, mask=surveyed, other=float("-inf"))
-    best_tile = tl.argmax(top, axis=1)
-    chosen = tl.load(tokens + (seat * rows + index) * tiles + best_tile, mask=index <= count, other=-1)
+    index = tl.arange(0, ROWS)
+    chosen = tl.load(row_token + seat * rows + index, mask=index <= count, other=-1)
     proposed = index < count
     candidate = tl.load(candidates + seat * candidates_stride + index, mask=proposed, other=-1)
     agrees = candidate == chosen
     if STANDARD and tl.load(do_sample + seat):
-        best = tl.max(top, axis=1)
-        mass = tl.load(masses + place, mask=surveyed, other=0.0)
-        total = tl.sum(tl.where(mass > 0, mass * tl.exp(top - best[:, None]), 0.0), axis=1)
+        top = tl.load(row_top + seat * rows + index, mask=proposed, other=0.0)
+        mass = tl.load(row_mass + seat * rows + index, mask=proposed, other=1.0)
         row = first_row(row_start, seat, PROPOSING) + index
         score = tl.load(scores + row * row_stride + candidate, mask=proposed, other=0.0).to(tl.float64)
         draft_place = seat.to(tl.int64) * draft_seat_stride + index * draft_row_stride + candidate
         draft = tl.load(draft_probabilities + draft_place, mask=proposed, other=0.0).to(tl.float64)
         uniform = uniform_first(tl.load(seeds + seat), ACCEPT, tl.load(positions + seat) + index)
-        agrees = uniform * draft < tl.exp(score - best) / total
+        agrees = uniform * draft < tl.exp(score - top) / mass
     stop = tl.min(tl.where(proposed & ~agrees, index, count), axis=0)
     result = tl.where(index < stop, candidate, tl.where(index == stop, chosen, -1))
     if PROPOSING:
@@ -96,8 +89,8 @@ def draw_kernel(
     step: tl.tensor,
     rows: tl.tensor,
     tiles: tl.tensor,
-    tops: tl.tensor,
-    masses: tl.tensor,
+    row_top: tl.tensor,
+    row_mass: tl.tensor,
     sums: tl.tensor,
     produced: tl.tensor,
     produced_stride: tl.tensor,
@@ -133,9 +126,8 @@ def draw_kernel(
             weights = weights.to(tl.float64)
         else:
             row_place = (first_row(row_start, seat, PROPOSING) + index) * row_stride
-            target = probabilities_tile(
-                scores, row_place, tops, masses, seat * rows + index, tiles, offsets, vocab, TILES
-            )
+            top, mass = tl.load(row_top + seat * rows + index), tl.load(row_mass + seat * rows + index)
+            target = probabilities_tile(scores, row_place, offsets, vocab, top, mass)
             weights = residual_tile(target, draft_probabilities, draft_place, rejected & ~equal, offsets, vocab)
         token = drawn_tile * TILE + first_beyond(before + tl.cumsum(weights, axis=0), weights, bound, TILE)
         tl.store(produced + seat * produced_stride + index, token.to(tl.int64))

@@ -72,26 +72,46 @@ def survey_kernel(
             tl.store(masses + place, tl.sum(mass, axis=0))
 
 
+@triton.jit(do_not_specialize=["step"])
+def reduce_kernel(
+    counts: tl.tensor,
+    do_sample: tl.tensor,
+    step: tl.tensor,
+    tiles: tl.tensor,
+    tops: tl.tensor,
+    tokens: tl.tensor,
+    masses: tl.tensor,
+    row_top: tl.tensor,
+    row_token: tl.tensor,
+    row_mass: tl.tensor,
+    STANDARD: tl.constexpr,
+    PROPOSING: tl.constexpr,
+    TILES: tl.constexpr,
+) -> None:
+    """From what was surveyed of a row's tiles to the same of the row; of equal scores the first counts.
+
+    The grid is (rows of a seat, seats), and `row_top`, `row_token` and `row_mass` are [seats, rows of a seat].
+    """
+    index, seat = tl.program_id(0), tl.program_id(1)
+    if index <= count_of_seat(counts, seat, step, PROPOSING):
+        row = seat * tl.num_programs(0) + index
+        tile = tl.arange(0, TILES)
+        top = tl.load(tops + row * tiles + tile, mask=tile < tiles, other=float("-inf"))
+        best = tl.max(top, axis=0)
+        tl.store(row_top + row, best)
+        tl.store(row_token + row, tl.load(tokens + row * tiles + tl.argmax(top, axis=0)))
+        if STANDARD and tl.load(do_sample + seat):
+            mass = tl.load(masses + row * tiles + tile, mask=tile < tiles, other=0.0)
+            tl.store(row_mass + row, tl.sum(tl.where(mass > 0, mass * tl.exp(top - best), 0.0), axis=0))
+
+
 @triton.jit
 def probabilities_tile(
-    scores: tl.tensor,
-    row_place: tl.tensor,
-    tops: tl.tensor,
-    masses: tl.tensor,
-    surveyed: tl.tensor,
-    tiles: tl.tensor,
-    offsets: tl.tensor,
-    vocab: tl.tensor,
-    TILES: tl.constexpr,
+    scores: tl.tensor, place: tl.tensor, offsets: tl.tensor, vocab: tl.tensor, top: tl.tensor, mass: tl.tensor
 ) -> tl.tensor:
-    """float64, the softmax of a row at `offsets`: of the row at `row_place` in scores, surveyed at row `surveyed`."""
-    tile = tl.arange(0, TILES)
-    top = tl.load(tops + surveyed * tiles + tile, mask=tile < tiles, other=float("-inf"))
-    mass = tl.load(masses + surveyed * tiles + tile, mask=tile < tiles, other=0.0)
-    best = tl.max(top, axis=0)
-    total = tl.sum(tl.where(mass > 0, mass * tl.exp(top - best), 0.0), axis=0)
-    values = tl.load(scores + row_place + offsets, mask=offsets < vocab, other=float("-inf")).to(tl.float64)
-    return tl.exp(values - best) / total
+    """float64, a row's softmax at `offsets`; the row begins at `place`, its best score and its mass are given."""
+    values = tl.load(scores + place + offsets, mask=offsets < vocab, other=float("-inf")).to(tl.float64)
+    return tl.exp(values - top) / mass
 
 
 @triton.jit
@@ -123,13 +143,11 @@ def weigh_kernel(
     draft_row_stride: tl.tensor,
     step: tl.tensor,
     rows: tl.tensor,
-    tiles: tl.tensor,
-    tops: tl.tensor,
-    masses: tl.tensor,
+    row_top: tl.tensor,
+    row_mass: tl.tensor,
     sums: tl.tensor,
     PROPOSING: tl.constexpr,
     TILE: tl.constexpr,
-    TILES: tl.constexpr,
 ) -> None:
     """Sums over each tile what the seat's own token is drawn from, and writes it down if it is a candidate's.
 
@@ -142,7 +160,8 @@ def weigh_kernel(
         index = tl.load(accepted + seat)
         offsets = tile * TILE + tl.arange(0, TILE)
         row_place = (first_row(row_start, seat, PROPOSING) + index) * row_stride
-        target = probabilities_tile(scores, row_place, tops, masses, seat * rows + index, tiles, offsets, vocab, TILES)
+        top, mass = tl.load(row_top + seat * rows + index), tl.load(row_mass + seat * rows + index)
+        target = probabilities_tile(scores, row_place, offsets, vocab, top, mass)
         draft_place = seat.to(tl.int64) * draft_seat_stride + (step + index) * draft_row_stride
         if PROPOSING:
             written = target.to(draft_probabilities.dtype.element_ty)
@@ -150,6 +169,6 @@ def weigh_kernel(
             residual = written.to(tl.float64)
         else:
             residual = residual_tile(target, draft_probabilities, draft_place, index < count, offsets, vocab)
-        place = seat * tiles + tile
+        place = seat * tl.num_programs(0) + tile
         tl.store(sums + place, tl.sum(residual, axis=0))
-        tl.store(sums + tl.num_programs(1) * tiles + place, tl.sum(target, axis=0))
+        tl.store(sums + tl.num_programs(1) * tl.num_programs(0) + place, tl.sum(target, axis=0))
