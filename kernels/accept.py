@@ -1,6 +1,7 @@
 """Proposing and accepting candidates on the device: the rules of `specstream.speculate`, for all seats at once.
 
-Nothing waits for the host, so both functions can be captured in a CUDA graph. The tokens are those of the host's rules:
+Nothing waits for the host, so both functions can be captured in a CUDA graph, once a call has compiled the kernels; any
+step of proposing compiles them for all. The tokens are those of the host's rules:
 the random numbers are the same, all arithmetic is in float64, and of equal scores the first is taken. Sums and
 logarithms may differ from the host's in the last bits, which decides only where two sums, or a random number and its
 bound, agree in about 14 digits.
@@ -64,6 +65,7 @@ def accept(
     count, most = seats.candidates.shape
     produced = torch.empty(count, most + 1, dtype=torch.int64, device=scores.device)
     coupled = rejection_sample_method == "coupled"
+    _check_draft_probabilities(not coupled, draft_probabilities)
     accepted = _choose(seats, scores, row_start, draft_probabilities, produced, None, coupled, not coupled)
     return accepted, produced
 
@@ -85,13 +87,18 @@ def propose(
             candidates of seats that sample were drawn from. The rows of other seats may be overwritten.
     """
     standard, greedy = rejection_sample_method == "standard", draft_sample_method == "greedy"
+    _check_draft_probabilities(standard, draft_probabilities)
     produced = seats.candidates[:, step : step + 1]
     coupled, drawn = not standard and not greedy, standard and not greedy
     _choose(seats, scores, None, draft_probabilities, produced, step, coupled, drawn)
-    if standard and greedy:
-        assert draft_probabilities is not None
+    if draft_probabilities is not None and standard and greedy:
         vocabulary = torch.arange(scores.shape[1], device=scores.device)
         draft_probabilities[:, step] = vocabulary == produced
+
+
+def _check_draft_probabilities(standard: bool, draft_probabilities: Tensor | None) -> None:
+    if standard and draft_probabilities is None:
+        raise ValueError('draft_probabilities: got None; rejection_sample_method="standard" needs a tensor')
 
 
 def _choose(

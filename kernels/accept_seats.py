@@ -11,7 +11,7 @@ from specstream.kernels.accept_tiles import count_of_seat, first_row, probabilit
 from specstream.kernels.philox import ACCEPT, DRAFT, RESIDUAL, TOKEN, uniform_first
 
 
-@triton.jit(do_not_specialize=["step"])
+@triton.jit(do_not_specialize=["step"], do_not_specialize_on_alignment=["produced"])  # both differ between steps
 def decide_kernel(
     scores: tl.tensor,
     row_stride: tl.tensor,
@@ -72,7 +72,7 @@ def first_beyond(cumulative: tl.tensor, weights: tl.tensor, target: tl.tensor, S
     return tl.minimum(first, last)
 
 
-@triton.jit(do_not_specialize=["step"])
+@triton.jit(do_not_specialize=["step"], do_not_specialize_on_alignment=["produced"])  # both differ between steps
 def draw_kernel(
     scores: tl.tensor,
     row_stride: tl.tensor,
