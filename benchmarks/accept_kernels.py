@@ -38,7 +38,7 @@ def microseconds(call: Callable[[], object]) -> float:
         for _ in range(CALLS):
             call()
     graph.replay()
-    times = []
+    times: list[float] = []
     for _ in range(REPLAYS):
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record()
@@ -86,7 +86,7 @@ def measure_rows(rows: int, vocab: int) -> dict[str, float]:
 
 def measure_seats(count: int, depth: int, vocab: int) -> dict[str, float]:
     """`propose`, and `accept` with `depth` candidates for each seat."""
-    figures = {}
+    figures: dict[str, float] = {}
     rows = count * (depth + 1)
     scores = torch.randn(rows, vocab, device="cuda") * 3
     row_start = torch.arange(0, rows, depth + 1, dtype=torch.int32, device="cuda")
@@ -103,7 +103,7 @@ def measure_seats(count: int, depth: int, vocab: int) -> dict[str, float]:
 
 def measure(vocab: int) -> dict[str, float]:
     """Microseconds a call, by what is called."""
-    figures = {}
+    figures: dict[str, float] = {}
     for count in (1, 8):
         for depth in (4, 16):
             figures |= measure_seats(count, depth, vocab)
