@@ -1,10 +1,9 @@
 """Proposing and accepting candidates on the device: the rules of `specstream.speculate`, for all seats at once.
 
-Nothing waits for the host, so both functions can be captured in a CUDA graph, once a call has compiled the kernels; any
-step of proposing compiles them for all. The tokens are those of the host's rules:
-the random numbers are the same, all arithmetic is in float64, and of equal scores the first is taken. Sums and
-logarithms may differ from the host's in the last bits, which decides only where two sums, or a random number and its
-bound, agree in about 14 digits.
+Nothing waits for the host, so both functions can be captured in a CUDA graph, once a call has compiled the kernels; one
+step of proposing compiles them for all steps. The tokens are those of the host's rules: the random numbers are the
+same, all arithmetic is in float64, and of equal scores the first is taken. Sums and logarithms may differ from the
+host's in the last bits, which decides only where two sums, or a random number and its bound, agree in about 14 digits.
 
 A seat's own token, the one after the accepted candidates, is chosen in the same way whether it is the target's or a new
 candidate of the draft's. So proposing runs the kernels of accepting, with no candidates to verify.
