@@ -1,0 +1,168 @@
+"""Proposing and accepting candidates on the device: the rules of `specstream.speculate`, for all seats at once.
+
+Nothing waits for the host, so both functions can be captured in a CUDA graph, once a call has compiled the kernels; one
+step of proposing compiles them for all steps. The tokens are those of the host's rules: the random numbers are the
+same, all arithmetic is in float64, and of equal scores the first is taken. Sums and logarithms may differ from the
+host's in the last bits, which decides only where two sums, or a random number and its bound, agree in about 14 digits.
+
+A seat's own token, the one after the accepted candidates, is chosen in the same way whether it is the target's or a new
+candidate of the draft's. So proposing runs the kernels of accepting, with no candidates to verify.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import triton
+from torch import Tensor
+
+from specstream.kernels.accept_seats import decide_kernel, draw_kernel
+from specstream.kernels.accept_tiles import reduce_kernel, survey_kernel, weigh_kernel
+
+TILE = 1024
+"""Tokens of the vocabulary that a program looks at."""
+
+Method = Literal["standard", "coupled"]
+
+
+@dataclass(frozen=True)
+class Seats:
+    """What a round does for each seat, on the device; the contents may change between replays."""
+
+    candidates_count: Tensor
+    """int32 [seats], at most K; -1 for a seat that is not in this round."""
+    candidates: Tensor
+    """int64 [seats, K]."""
+    positions: Tensor
+    """int64 [seats], the index in the text of the first candidate."""
+    seeds: Tensor
+    """int64 [seats], the lowest 64 bits of each seed."""
+    do_sample: Tensor
+    """bool [seats]; a seat that does not sample is greedy."""
+
+
+def accept(
+    seats: Seats,
+    scores: Tensor,
+    row_start: Tensor,
+    rejection_sample_method: Method,
+    draft_probabilities: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Verifies the candidates of every seat.
+
+    Args:
+        scores: float32 [rows, vocab], the target's processed logits; a seat has one row more than it has candidates.
+        row_start: int32 [seats], each seat's first row.
+        draft_probabilities: float64 or float32 [seats, K, vocab], what candidates were drawn from; for "standard".
+
+    Returns:
+        How many candidates are accepted, int32 [seats], and the tokens produced, int64 [seats, K + 1]: the accepted
+        ones and one of the target's own, then -1. A seat that is not in this round has -1 everywhere.
+    """
+    count, most = seats.candidates.shape
+    produced = torch.empty(count, most + 1, dtype=torch.int64, device=scores.device)
+    coupled = rejection_sample_method == "coupled"
+    _check_draft_probabilities(not coupled, draft_probabilities)
+    accepted = _choose(seats, scores, row_start, draft_probabilities, produced, None, coupled, not coupled)
+    return accepted, produced
+
+
+def propose(
+    seats: Seats,
+    scores: Tensor,
+    step: int,
+    rejection_sample_method: Method,
+    draft_sample_method: Literal["greedy", "probabilistic"],
+    draft_probabilities: Tensor | None = None,
+) -> None:
+    """Writes candidate `step` of every seat that has so many candidates to `seats.candidates`.
+
+    Args:
+        scores: float32 [seats, vocab], the draft's processed logits.
+        step: 0 <= step < K.
+        draft_probabilities: float64 or float32 [seats, K, vocab]; for "standard", [:, step] receives what the
+            candidates of seats that sample were drawn from. The rows of other seats may be overwritten.
+    """
+    standard, greedy = rejection_sample_method == "standard", draft_sample_method == "greedy"
+    _check_draft_probabilities(standard, draft_probabilities)
+    produced = seats.candidates[:, step : step + 1]
+    coupled, drawn = not standard and not greedy, standard and not greedy
+    _choose(seats, scores, None, draft_probabilities, produced, step, coupled, drawn)
+    if draft_probabilities is not None and standard and greedy:
+        vocabulary = torch.arange(scores.shape[1], device=scores.device)
+        draft_probabilities[:, step] = vocabulary == produced
+
+
+def _check_draft_probabilities(standard: bool, draft_probabilities: Tensor | None) -> None:
+    if standard and draft_probabilities is None:
+        raise ValueError('draft_probabilities: got None; rejection_sample_method="standard" needs a tensor')
+
+
+def _choose(
+    seats: Seats,
+    scores: Tensor,
+    row_start: Tensor | None,
+    draft_probabilities: Tensor | None,
+    produced: Tensor,
+    step: int | None,
+    coupled: bool,
+    standard: bool,
+) -> Tensor:
+    """Verifies all candidates, or chooses the one of `step`; returns how many were accepted."""
+    count, rows = produced.shape
+    vocab, device = scores.shape[1], scores.device
+    tiles = triton.cdiv(vocab, TILE)
+    tops, masses = torch.empty(2, count, rows, tiles, dtype=torch.float64, device=device)
+    tokens = torch.empty(count, rows, tiles, dtype=torch.int64, device=device)
+    row_top, row_mass = torch.empty(2, count, rows, dtype=torch.float64, device=device)
+    row_token = torch.empty(count, rows, dtype=torch.int64, device=device)
+    accepted = torch.empty(count, dtype=torch.int32, device=device)
+    draft_strides = (0, 0) if draft_probabilities is None else draft_probabilities.stride()
+    arguments = {
+        "scores": scores,
+        "row_stride": scores.stride(0),
+        "vocab": vocab,
+        "row_start": row_start,
+        "counts": seats.candidates_count,
+        "candidates": seats.candidates,
+        "candidates_stride": seats.candidates.stride(0),
+        "positions": seats.positions,
+        "seeds": seats.seeds,
+        "do_sample": seats.do_sample,
+        "draft_probabilities": draft_probabilities,
+        "draft_seat_stride": draft_strides[0],
+        "draft_row_stride": draft_strides[1],
+        "step": 0 if step is None else step,
+        "rows": rows,
+        "tiles": tiles,
+        "tops": tops,
+        "tokens": tokens,
+        "masses": masses,
+        "row_top": row_top,
+        "row_token": row_token,
+        "row_mass": row_mass,
+        "sums": torch.empty(2, count, tiles, dtype=torch.float64, device=device) if standard else None,
+        "accepted": accepted,
+        "produced": produced,
+        "produced_stride": produced.stride(0),
+        "COUPLED": coupled,
+        "STANDARD": standard,
+        "PROPOSING": step is not None,
+        "ROWS": triton.next_power_of_2(rows),
+        "TILE": TILE,
+        "TILES": triton.next_power_of_2(tiles),
+    }
+    _launch(survey_kernel, (tiles, rows, count), arguments)
+    _launch(reduce_kernel, (rows, count), arguments)
+    _launch(decide_kernel, (count,), arguments, num_warps=1)
+    if standard:
+        _launch(weigh_kernel, (tiles, count), arguments)
+        _launch(draw_kernel, (count,), arguments)
+    return accepted
+
+
+def _launch(kernel: Any, grid: tuple[int, ...], arguments: dict[str, Any], num_warps: int = 4) -> None:
+    """Runs a kernel with those of `arguments` that it takes, by name."""
+    kernel[grid](**{name: arguments[name] for name in kernel.arg_names}, num_warps=num_warps)
