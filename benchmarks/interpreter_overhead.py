@@ -73,11 +73,11 @@ def measure(layers: int, groups: int, slots: int, rounds: int) -> dict[str, floa
     executor = CpuExecutor(model, store, IdleAttention(store), copy=lambda destination, source: None)
     batch = RoundBatch({"input_ids": EMPTY}, {0: SeatRows(kv, 0, 1)}, lambda logits: None, lambda step: None)
     cold, warm = (planner.plan(RoundSpec(**{**vars(spec), "warm": w})) for w in (False, True))
-    executor.run(cold, batch)
+    executor.run(cold, cold.spec, batch)
     times = []
     for _ in range(rounds):
         start = time.perf_counter()
-        executor.run(warm, batch)
+        executor.run(warm, warm.spec, batch)
         times.append((time.perf_counter() - start) * 1e6 / len(warm.steps))
     executor.close()
     return {"steps": len(warm.steps), "median_us": statistics.median(times), "least_us": min(times)}

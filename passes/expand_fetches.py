@@ -63,8 +63,9 @@ class ExpandFetches:
             )
             for group, run in enumerate(spec.groups):
                 phase = "before" if fetch_index < issued_before else "now"
-                yield self._fetch(f"fetch/{layer}/{group}", layer, run, fetch_index % spec.staging_slots, phase)
-                yield self._attend(layer, group, run, fetch_index % spec.staging_slots, operands[0])
+                slot = fetch_index % spec.staging_slots
+                yield self._fetch(f"fetch/{layer}/{group}", layer, group, run, slot, phase)
+                yield self._attend(layer, group, run, slot, operands[0])
                 fetch_index += 1
             yield Task(
                 f"merge/{layer}",
@@ -76,7 +77,8 @@ class ExpandFetches:
         yield self._piece(model, spec.num_layers)
         for index, (layer, run) in enumerate(spec.exit):
             slot = (fetch_index + index) % spec.staging_slots
-            yield self._fetch(f"ahead/{layer}/{index % len(spec.next_groups)}", layer, run, slot, "ahead")
+            group = index % len(spec.next_groups)
+            yield self._fetch(f"ahead/{layer}/{group}", layer, group, run, slot, "ahead")
         yield Task(
             "accept",
             TaskKind.ACCEPT,
@@ -120,7 +122,7 @@ class ExpandFetches:
             link_bytes=run.count * self.spec.bytes_per_chunk,
         )
 
-    def _fetch(self, name: str, layer: int, run: ChunkRun, slot: int, phase: str) -> Task:
+    def _fetch(self, name: str, layer: int, group: int, run: ChunkRun, slot: int, phase: str) -> Task:
         return Task(
             name,
             TaskKind.FETCH,
@@ -130,6 +132,7 @@ class ExpandFetches:
             leaves=(_staged(layer, run, slot),),
             layer=layer,
             run=run,
+            group=group,
             slot=slot,
             phase=phase,
             link_bytes=run.count * self.spec.bytes_per_chunk,
@@ -145,6 +148,7 @@ class ExpandFetches:
             expects=(staged,),
             layer=layer,
             run=run,
+            group=group,
             slot=slot,
             memory_bytes=run.count * self.spec.bytes_per_chunk,
         )

@@ -17,7 +17,7 @@ from specstream.kernels.attention import (
     unpack_output,
 )
 from specstream.kv import DeviceStore
-from specstream.round_spec import SeatSpec
+from specstream.round_spec import ChunkRun, SeatSpec
 
 
 @dataclass
@@ -63,14 +63,12 @@ class LayerAttention:
                 state = merge_states(state, partial_attention(packed, kv[:, 0], kv[:, 1], attention.scale))
             self.states[seat] = state
 
-    def attend(
-        self, slot: int, chunks: int, seat: int, query: Tensor, attention: AttentionSpec, rows: SeatRows
-    ) -> None:
-        """Attends to the chunks in a ring slot, all committed before this round, and merges."""
+    def attend(self, slot: int, run: ChunkRun, query: Tensor, attention: AttentionSpec, rows: SeatRows) -> None:
+        """Attends to the chunks of a run, all committed before this round, which are in a ring slot, and merges."""
         packed = pack_query(query[0, :, rows.start : rows.stop], attention.num_kv_heads)
-        kv = self.store.ring[slot, :chunks]
+        kv = self.store.ring[slot, : run.count]
         part = partial_attention(packed, kv[:, 0], kv[:, 1], attention.scale)
-        self.states[seat] = merge_states(self.states[seat], part)
+        self.states[run.seat] = merge_states(self.states[run.seat], part)
         if self.store.debug:
             kv.fill_(float("nan"))
 

@@ -60,12 +60,12 @@ class Engine:
         self._requests = RequestFactory(self.vocab_size, memory.max_model_len)
         self._counters = Counters()
         self._next_id = 0
-        self._last: tuple[Plan, dict[int, int]] | None = None
-        """The last round's plan and which request sat where, as long as its prefetches are of use."""
+        self._last: tuple[RoundSpec, dict[int, int]] | None = None
+        """The last round and which request sat where, as long as its prefetches are of use."""
         self._undelivered: list[StepOutput] = []
         """The inbox of submitted requests: what the next `step` returns."""
         self._abandoned: Set[int] = frozenset()
-        self._latest_plan: Plan | None = None
+        self._latest_spec: RoundSpec | None = None
         self._lock = threading.RLock()
         self._generating = self._in_round = self._closed = False
 
@@ -188,7 +188,7 @@ class Engine:
         self._check_open()
         self._cancel_all()
         self._counters = Counters()
-        self._latest_plan = None
+        self._latest_spec = None
         self._executor.reset_counters()
 
     @exclusive
@@ -242,29 +242,30 @@ class Engine:
         if not rows:
             return
         start = time.perf_counter()
-        plan = self._latest_plan = self._plan_round(rows)
+        spec = self._latest_spec = self._next_spec(rows)
+        plan = self._planner.plan(spec.canonical())
         try:
             with torch.no_grad():
-                self._executor.run(plan, self._batch(rows))
+                self._executor.run(plan, spec, self._batch(rows))
         except BaseException:
             self._last = None
             for row in rows:
                 self._speculator.forget(row.sequence)
             raise
-        self._last = (plan, _seating(rows))
+        self._last = (spec, _seating(rows))
         try:
             for row in rows:
-                self._commit(row, plan)
+                self._commit(row, spec)
         except BaseException:  # an interrupt between two assignments: some request may be half moved
             self._cancel_all()
             raise
-        self._counters.count_round(rows, plan.spec.streamed_bytes, time.perf_counter() - start)
+        self._counters.count_round(rows, spec.streamed_bytes, time.perf_counter() - start)
 
     @property
     def plan(self) -> Plan:
         """The plan of the last round, or, before the first, of one request near `max_model_len`."""
-        if self._latest_plan is not None:
-            return self._latest_plan
+        if self._latest_spec is not None:
+            return self._planner.plan(self._latest_spec)
         memory = self.memory
         total = memory.layout.chunks_of(memory.max_model_len)
         resident = memory.resident_chunks(total, memory.num_blocks, self.options.max_num_seqs)
@@ -305,18 +306,17 @@ class Engine:
         self._executor.drain()
         self._last = None
 
-    def _plan_round(self, rows: list[RequestRows]) -> Plan:
-        """The round's plan: warm if what the last round has fetched ahead is what this one needs first."""
+    def _next_spec(self, rows: list[RequestRows]) -> RoundSpec:
+        """The round's structure: warm if what the last round has fetched ahead is what this one needs first."""
         seats = tuple(row.seat_spec(self.options.num_speculative_tokens) for row in rows)
         cold = self._spec(seats, drafts=any(row.logits for row in rows))
         warm = replace(cold, warm=True)
-        if self._last is None or self._last[0].spec.exit != warm.entry or self._last[1] != _seating(rows):
+        if self._last is None or self._last[0].exit != warm.entry or self._last[1] != _seating(rows):
             self._drop_prefetches()
-            return self._planner.plan(cold)
-        plan = self._planner.plan(warm)
+            return cold
         if self.options.debug:
-            self._last[0].check(plan)
-        return plan
+            self._planner.plan(self._last[0]).check(self._planner.plan(warm))
+        return warm
 
     def _spec(self, seats: tuple[SeatSpec, ...], *, drafts: bool) -> RoundSpec:
         memory = self.memory
@@ -341,11 +341,11 @@ class Engine:
             draft=lambda step: self._speculator.draft(rows, step),
         )
 
-    def _commit(self, row: RequestRows, plan: Plan) -> None:
+    def _commit(self, row: RequestRows, spec: RoundSpec) -> None:
         """Moves the request to where the round brought it."""
         sequence = row.sequence
         row.kv.length += row.committed
-        row.kv.streamed += next(s.offload for s in plan.spec.seats if s.seat == sequence.seat)
+        row.kv.streamed += next(s.offload for s in spec.seats if s.seat == sequence.seat)
         if not row.prompt:
             sequence.metrics.num_verify_rounds += 1
             sequence.metrics.num_draft_tokens += len(row.candidates.tokens)

@@ -14,7 +14,7 @@ from specstream.kv import DeviceStore
 from specstream.lanes import Event, WorkerLane
 from specstream.plan import Lane, Plan, StepOp
 from specstream.round_graph import Task, TaskKind
-from specstream.round_spec import SeatSpec
+from specstream.round_spec import ChunkRun, RoundSpec, SeatSpec
 
 Copy = Callable[[Tensor, Tensor], None]
 
@@ -57,15 +57,15 @@ class CpuExecutor:
         self._values: dict[str, Tensor] = {}
         self._seats: dict[int, tuple[SeatSpec, SeatRows]] = {}
 
-    def run(self, plan: Plan, batch: RoundBatch) -> None:
-        """Runs one round.
+    def run(self, plan: Plan, spec: RoundSpec, batch: RoundBatch) -> None:
+        """Runs one round: `plan`, made for `spec.canonical()`, on the chunks of `spec`.
 
         Raises:
             Whatever a piece, a copy, `batch.accept` or `batch.draft` raised. The executor is drained then.
         """
         streamed_before = self.streamed_bytes
         try:
-            self._run(plan, batch)
+            self._run(plan, spec, batch)
         except BaseException:
             self.streamed_bytes = streamed_before
             self.drain()
@@ -88,15 +88,15 @@ class CpuExecutor:
         """Ends the threads. An executor that is merely forgotten does the same when it is collected."""
         self._finalizer()
 
-    def _run(self, plan: Plan, batch: RoundBatch) -> None:
+    def _run(self, plan: Plan, spec: RoundSpec, batch: RoundBatch) -> None:
         self._values = dict(batch.inputs)
-        self._seats = {s.seat: (s, batch.seats[s.seat]) for s in plan.spec.seats}
+        self._seats = {s.seat: (s, batch.seats[s.seat]) for s in spec.seats}
         before = [task.name for task in plan.tasks if task.phase == "before"]
         events = dict(zip(before, self._in_flight, strict=True))
         for step in plan.steps:
             worker = self._workers.get(step.lane)
             if step.op is StepOp.LAUNCH:
-                work = self._work(plan.by_name[step.name], plan, batch)
+                work = self._work(plan.by_name[step.name], spec, batch)
                 if worker is None:
                     work()
                 else:
@@ -122,7 +122,7 @@ class CpuExecutor:
         for worker in self._workers.values():
             worker.raise_error()
 
-    def _work(self, task: Task, plan: Plan, batch: RoundBatch) -> Callable[[], None]:
+    def _work(self, task: Task, spec: RoundSpec, batch: RoundBatch) -> Callable[[], None]:
         """What a launch of the task does; everything that a later round may change is looked up now."""
         match task.kind:
             case TaskKind.PIECE:
@@ -132,13 +132,13 @@ class CpuExecutor:
             case TaskKind.LOCAL:
                 return lambda: self._local(task.layer)
             case TaskKind.FETCH:
-                return self._fetch(task)
+                return self._fetch(task, spec.run_of(task))
             case TaskKind.ATTEND:
-                return lambda: self._attend(task)
+                return lambda: self._attend(task, spec.run_of(task))
             case TaskKind.MERGE:
                 return lambda: self._merge(task.layer)
             case TaskKind.OFFLOAD:
-                return self._offload(task)
+                return self._offload(task.layer, spec.run_of(task))
             case TaskKind.ACCEPT:
                 return lambda: batch.accept(self._values[self.model.output])
             case TaskKind.DRAFT:
@@ -152,21 +152,17 @@ class CpuExecutor:
         site = self.model.sites[layer]
         self._attention.local(layer, self._values[site.query], site.spec, self._seats)
 
-    def _attend(self, task: Task) -> None:
-        assert task.run is not None
+    def _attend(self, task: Task, run: ChunkRun) -> None:
         site = self.model.sites[task.layer]
-        rows = self._seats[task.run.seat][1]
-        slot, query = self._slot(task), self._values[site.query]
-        self._attention.attend(slot, task.run.count, task.run.seat, query, site.spec, rows)
-        self.streamed_bytes += task.run.count * self.store.layout.block_bytes
+        rows = self._seats[run.seat][1]
+        self._attention.attend(self._slot(task), run, self._values[site.query], site.spec, rows)
+        self.streamed_bytes += run.count * self.store.layout.block_bytes
 
     def _merge(self, layer: int) -> None:
         site = self.model.sites[layer]
         self._values[site.out] = self._attention.merge(self._values.pop(site.query), site.spec, self._seats)
 
-    def _fetch(self, task: Task) -> Callable[[], None]:
-        assert task.run is not None
-        run = task.run
+    def _fetch(self, task: Task, run: ChunkRun) -> Callable[[], None]:
         source = self._seats[run.seat][1].kv.host_view(task.layer, run.start, run.stop)
         destination = self.store.ring[self._slot(task), : run.count]
 
@@ -176,16 +172,14 @@ class CpuExecutor:
 
         return fetch
 
-    def _offload(self, task: Task) -> Callable[[], None]:
-        assert task.run is not None
-        run = task.run
+    def _offload(self, layer: int, run: ChunkRun) -> Callable[[], None]:
         spec, rows = self._seats[run.seat]
-        destination = rows.kv.host_view(task.layer, run.start, run.stop)
+        destination = rows.kv.host_view(layer, run.start, run.stop)
         sources = [rows.kv.blocks[spec.device_slot(chunk)] for chunk in range(run.start, run.stop)]
 
         def offload() -> None:
             for index, block in enumerate(sources):
-                self._copy(destination[index], self.store.blocks[task.layer, block])
+                self._copy(destination[index], self.store.blocks[layer, block])
 
         return offload
 

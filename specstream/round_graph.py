@@ -70,6 +70,8 @@ class Task:
     layer: int = -1
     run: ChunkRun | None = None
     """The chunks a fetch, attend or offload is about."""
+    group: int = -1
+    """Which of the layer's groups a fetch or attend is about: of the round's, or of the next one's if it is ahead."""
     slot: int = -1
     """Ring slot, counted from the round's first fetch."""
     phase: str = "now"

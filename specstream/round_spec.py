@@ -1,12 +1,18 @@
 """The structure of one round: which chunks stream, which are written out, what the ring holds at its start.
 
-Two rounds of the same `RoundSpec` run the same plan. Token values, lengths and addresses are data, not structure.
+Token values and addresses are data, not structure. How many chunks there are is structure only as far as it decides
+how many groups there are: rounds of the same `RoundSpec.canonical()` run the same plan, each on its own chunks.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import islice, product
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from specstream.round_graph import Task
 
 
 @dataclass(frozen=True)
@@ -55,6 +61,18 @@ class SeatSpec:
     def next_on_host(self) -> ChunkRun:
         return ChunkRun(self.seat, self.resident, self.offloaded.stop)
 
+    def canonical(self, chunks_per_group: int) -> SeatSpec:
+        """The representative of all seats with as many groups, now and in the next round.
+
+        Its groups are as full as they can be, and its open chunk lies as far behind what is on the host as here.
+        """
+        if not self.streamed and not self.offload:  # everything it has is on the device
+            return replace(self, open=0) if self.open + self.span <= self.resident else self
+        groups, then = (-(-chunks // chunks_per_group) for chunks in (self.streamed, self.streamed + self.offload))
+        full = groups * chunks_per_group
+        streamed = next(s for s in range(full, -1, -1) if -(-(s + self.offload) // chunks_per_group) == then)
+        return replace(self, streamed=streamed, open=self.open - self.streamed + streamed)
+
     def device_slot(self, chunk: int) -> int:
         """The device slot of a chunk: its own while resident, one of the tail's in turn after that."""
         return chunk if chunk < self.resident else self.resident + (chunk - self.resident) % self.tail_slots
@@ -96,15 +114,26 @@ class RoundSpec:
     draft_steps: int
     """Draft steps after acceptance; 0 when nothing drafts."""
 
-    @property
+    @cached_property
     def groups(self) -> tuple[ChunkRun, ...]:
         """What every layer of this round fetches, in order."""
         return group_chunks(tuple(s.on_host for s in self.seats), self.chunks_per_group)
 
-    @property
+    @cached_property
     def next_groups(self) -> tuple[ChunkRun, ...]:
         """What every layer of the next round fetches if nobody joins or leaves."""
         return group_chunks(tuple(s.next_on_host for s in self.seats), self.chunks_per_group)
+
+    def canonical(self) -> RoundSpec:
+        """The representative of all rounds that run the same plan."""
+        return replace(self, seats=tuple(seat.canonical(self.chunks_per_group) for seat in self.seats))
+
+    def run_of(self, task: Task) -> ChunkRun:
+        """The chunks that a fetch, attend or offload of the canonical plan is about in this round."""
+        assert task.run is not None
+        if task.group < 0:
+            return next(seat.offloaded for seat in self.seats if seat.seat == task.run.seat)
+        return (self.next_groups if task.phase == "ahead" else self.groups)[task.group]
 
     @property
     def num_fetches(self) -> int:

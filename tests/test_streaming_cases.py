@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from specstream.batch import RoundBatch
 from specstream.check import check_rounds
 from specstream.engine import Engine
 from specstream.errors import InvalidPlan
@@ -415,8 +416,7 @@ def test_fetches_for_the_next_round_start_before_the_round_ends(monkeypatch: pyt
     ahead: list[bool] = []
     run = engine._executor.run
 
-    def watched_run(plan: Plan, batch: object) -> None:
-        spec = plan.spec
+    def watched_run(plan: Plan, spec: RoundSpec, batch: RoundBatch) -> None:
         copies = spec.num_fetches - len(spec.entry) + len(spec.exit)
         copies += spec.num_layers * sum(seat.offload for seat in spec.seats)
 
@@ -426,7 +426,7 @@ def test_fetches_for_the_next_round_start_before_the_round_ends(monkeypatch: pyt
             draft(rows, step)  # type: ignore[arg-type]
 
         monkeypatch.setattr(engine._speculator, "draft", drafting)
-        run(plan, batch)  # type: ignore[arg-type]
+        run(plan, spec, batch)
 
     monkeypatch.setattr(engine._executor, "run", watched_run)
     with engine:
