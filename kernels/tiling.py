@@ -43,11 +43,12 @@ def choose_tiling(
     """
     packed = group * max_rows
     block_rows = min(max(_power_of_two(packed), 16), 64 if dtype.itemsize == 2 else 16)
-    key_bytes = 2 * _power_of_two(head_dim) * dtype.itemsize
-    block_keys = min(max(STAGE_BYTES // key_bytes, 16), 64)
+    padded_dim = _power_of_two(head_dim)
+    block_keys = min(max(STAGE_BYTES // (2 * padded_dim * dtype.itemsize), 16), 64)
+    num_warps = 8 if block_rows * padded_dim > 64 * 128 else 4  # the output of a tile stays in registers
     row_tiles = -(-packed // block_rows)
     splits = choose_splits(seats * kv_heads * row_tiles, -(-max_keys // block_keys), 2 * processors)
-    return Tiling(block_rows, row_tiles, block_keys, splits)
+    return Tiling(block_rows, row_tiles, block_keys, splits, num_warps)
 
 
 def choose_splits(programs: int, key_tiles: int, slots: int) -> int:

@@ -3,8 +3,8 @@
 A round's rows of different requests, the *seats*, lie side by side. One launch attends, for every seat, to the keys of
 its listed blocks, cut into `splits` equal parts, and leaves one partial result a split; `triton_merge` puts them
 together. Given the round's own K and V, one more part attends to them under the ancestor mask and writes them into
-the store. Nothing is allocated and the host reads nothing, so that launches can be captured in a CUDA graph and
-replayed with other rows, lengths and tables.
+the store. Nothing is allocated and the host reads nothing, so that launches can be captured in a CUDA graph (after
+one that compiles the kernel) and replayed with other rows, lengths and tables.
 """
 
 from __future__ import annotations
@@ -173,6 +173,7 @@ def _attend_kernel(
     split = tl.program_id(2)
     first_row = tl.load(row_start + seat)
     count = tl.load(row_count + seat)
+    keys = tl.load(key_count + seat)
     if tile * BLOCK_ROWS >= count * GROUP:
         return
 
@@ -194,7 +195,6 @@ def _attend_kernel(
     acc = tl.zeros([BLOCK_ROWS, PADDED_DIM], tl.float32)
 
     # The part of the listed keys, to a whole tile. The part after the last split, for the own rows, gets none.
-    keys = tl.load(key_count + seat)
     key_tiles = tl.cdiv(keys, BLOCK_KEYS)
     first_tile = key_tiles * split // splits
     last_tile = tl.minimum(key_tiles * (split + 1) // splits, key_tiles)
