@@ -66,6 +66,22 @@ def test_splits_share_the_keys_equally(splits: int) -> None:
         assert min(counts) >= tiles // splits * 16 - 3
 
 
+def test_blocks_beyond_32_bit_offsets() -> None:
+    """The store's pages before the case's blocks are never touched, so that they take no memory."""
+    case = make_case([3], [40], kv_heads=1, head_dim=64, tokens=512, dtype=torch.float16)
+    spare = 2**31 // case.kv[0].numel() + 1
+    kv = torch.empty((spare + len(case.kv), *case.kv.shape[1:]), dtype=torch.float16)
+    kv[spare:] = case.kv
+    case.kv = kv
+    case.seats.block_table.add_(spare)
+    case.own.append_table.add_(spare)
+    expected, row = case.expected(), case.rows[0].start
+    _, out = run_merge(case, run_attend(case, SMALL))
+    torch.testing.assert_close(out.double(), expected.out, atol=2e-3, rtol=2e-3)
+    appended = kv[int(case.own.append_table[0, 0]), :, :, 40]
+    assert torch.equal(appended, torch.stack([case.own.key[:, row], case.own.value[:, row]]))
+
+
 def test_rows_of_no_seat_are_not_touched_and_give_zero() -> None:
     case = make_case([2, 0], [20, 20], head_dim=16)
     parts = run_attend(case, SMALL)
