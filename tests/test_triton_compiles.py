@@ -1,0 +1,58 @@
+"""The attention kernels compile for a Hopper device, which needs none; the interpreter accepts what Triton does not."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+
+SCRIPT = """
+from triton import compile
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from specstream.kernels.triton_attend import _attend_kernel
+from specstream.kernels.triton_merge import _merge_kernel
+
+TYPES = {"query": "*bf16", "kv": "*bf16", "own_key": "*bf16", "own_value": "*bf16", "out": "*bf16", "scale": "fp32"}
+TYPES |= {"ancestors": "*i64", "part_out": "*fp32", "part_lse": "*fp32", "state_out": "*fp32", "state_lse": "*fp32"}
+TYPES |= {name: "*i32" for name in ("row_start", "row_count", "block_table", "key_count", "position", "append_table")}
+
+
+def build(kernel, **constants):
+    names = kernel.arg_names
+    signature = {n: "constexpr" if n in constants else TYPES.get(n, "i32") for n in names}
+    aligned = [i for i, n in enumerate(names) if signature[n].startswith("*") or n.endswith("_stride")]
+    attributes = {(i,): [["tt.divisibility", 16]] for i in aligned}
+    source = ASTSource(kernel, signature, {(names.index(n),): value for n, value in constants.items()}, attributes)
+    return compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4, "num_stages": 3})
+
+
+for tokens in (256, 48):
+    for own in (False, True):
+        for dim in (80, 128):
+            built = build(
+                _attend_kernel, KV_HEADS=8, GROUP=4, TOKENS=tokens, HEAD_DIM=dim, PADDED_DIM=128, BLOCK_ROWS=32,
+                BLOCK_KEYS=64, ROW_TILES=1, OWN=own, WIDEN=False,
+            )
+            print("buffers", built.asm["ttgir"].count("local_alloc : () -> !ttg.memdesc<2x64x128xbf16"))
+for state in (False, True):
+    build(
+        _merge_kernel, HEAD_DIM=80, PADDED_DIM=128, PADDED_PARTS=8, PADDED_SEATS=8, STATE=state, RESUME=state, OUT=True
+    )
+print("done")
+"""
+
+
+def test_kernels_compile_for_hopper_and_keep_two_tiles_in_flight(tmp_path: Path) -> None:
+    environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+    result = subprocess.run(
+        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, env=environment, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines() == ["buffers 2"] * 8 + ["done"]
