@@ -64,13 +64,16 @@ class SeatSpec:
     def canonical(self, chunks_per_group: int) -> SeatSpec:
         """The representative of all seats with as many groups, now and in the next round.
 
-        Its groups are as full as they can be, and its open chunk lies as far behind what is on the host as here.
+        Its groups are as full as they can be, and its open chunk lies as far behind what is on the host as here. If
+        chunks are written out, the first of them begins a group of the next round exactly if it does so here: the
+        fetch of that group waits for them.
         """
         if not self.streamed and not self.offload:  # everything it has is on the device
             return replace(self, open=0) if self.open + self.span <= self.resident else self
         groups, then = (-(-chunks // chunks_per_group) for chunks in (self.streamed, self.streamed + self.offload))
-        full = groups * chunks_per_group
-        streamed = next(s for s in range(full, -1, -1) if -(-(s + self.offload) // chunks_per_group) == then)
+        apart = self.streamed % chunks_per_group == 0 or not self.offload
+        fullest = groups * chunks_per_group - (0 if apart else 1)
+        streamed = next(s for s in range(fullest, -1, -1) if -(-(s + self.offload) // chunks_per_group) == then)
         return replace(self, streamed=streamed, open=self.open - self.streamed + streamed)
 
     def device_slot(self, chunk: int) -> int:

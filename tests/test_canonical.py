@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specstream.batch import RoundBatch
@@ -18,10 +18,12 @@ from tests.toy import make_plan, round_spec, seat
 @st.composite
 def seats(draw: st.DrawFn, number: int) -> SeatSpec:
     resident, tail = draw(st.integers(0, 4)), draw(st.integers(3, 5))
-    streamed = draw(st.integers(0, 9)) if resident < 4 else 0
-    offload = draw(st.integers(0, tail - 2)) if resident < 4 else 0
-    behind = draw(st.integers(0, tail - 2 - offload)) + offload
-    return SeatSpec(number, resident, tail, streamed, offload, resident + streamed + behind, draw(st.integers(1, 2)))
+    behind = draw(st.integers(0, tail - 1))
+    span = draw(st.integers(1, tail - behind))
+    if resident == 4:  # all that it has is on the device
+        return SeatSpec(number, resident, tail, 0, 0, draw(st.integers(0, 4)), span)
+    streamed, offload = draw(st.integers(0, 9)), draw(st.integers(0, behind + span))
+    return SeatSpec(number, resident, tail, streamed, offload, resident + streamed + behind, span)
 
 
 @st.composite
@@ -32,6 +34,7 @@ def specs(draw: st.DrawFn) -> RoundSpec:
     return spec
 
 
+@settings(max_examples=400)
 @given(specs())
 def test_a_round_runs_the_plan_of_its_canonical_form(spec: RoundSpec) -> None:
     exact, shared = make_plan(spec), make_plan(spec.canonical())
