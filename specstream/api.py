@@ -46,6 +46,8 @@ def compile(target: Model, draft: Model | None = None, *, dtype: Any = None, **o
         OutOfBudget: memory that does not suffice, with the figures.
     """
     settings = Options.from_keywords(**options)
+    if draft is None:
+        settings.check_without_draft()
     for role, model in {"target": target, "draft": draft}.items():
         if isinstance(model, nn.Module) and dtype is not None:
             raise InvalidOption(
