@@ -23,16 +23,11 @@ def token_ids(prompt: Any, vocab_size: int, max_model_len: int) -> list[int]:
     if isinstance(prompt, Tensor):
         check_tensor("prompt", prompt)
         if prompt.dtype.is_floating_point or prompt.dtype.is_complex or prompt.dtype == torch.bool:
-            raise InvalidOption(
-                "prompt", prompt.dtype, "token ids, which are integers", "Convert it with .long() first."
-            )
+            raise InvalidOption("prompt", prompt.dtype, "token ids, which are integers", "Convert it with .long().")
     given = prompt.tolist() if hasattr(prompt, "tolist") else prompt
-    if isinstance(given, str | bytes):
-        raise InvalidOption(
-            "prompt", prompt, "a sequence of token ids", "Encode text with the model's tokenizer first."
-        )
-    if not isinstance(given, Iterable) or isinstance(given, Set | Mapping):
-        raise InvalidOption("prompt", prompt, "a sequence of token ids")
+    if not isinstance(given, Iterable) or isinstance(given, str | bytes | Set | Mapping):
+        way_out = "Encode it with the model's tokenizer first." if isinstance(given, str | bytes) else ""
+        raise InvalidOption("prompt", prompt, "a sequence of token ids", way_out)
     ids = []
     for token in given:
         if isinstance(token, list | tuple) or (isinstance(token, Tensor) and token.dim()):
