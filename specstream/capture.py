@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch._dynamo import OptimizedModule
 from torch.fx.experimental.symbolic_shapes import ConstraintViolationError
 
 from specstream.errors import UnsupportedModel
@@ -146,6 +147,12 @@ def _check_suitable(model: nn.Module) -> torch.device:
     for module_name, module in model.named_modules():
         if module.training:
             raise UnsupportedModel(module_name, "it is in training mode", "Call model.eval() first.")
+        if _is_compiled(module):
+            raise UnsupportedModel(
+                module_name,
+                "it is compiled by torch.compile already",
+                "Give the model as it was before: SpecStream captures it itself.",
+            )
         if hasattr(module, "_hf_hook"):
             raise UnsupportedModel(
                 module_name,
@@ -161,6 +168,13 @@ def _check_suitable(model: nn.Module) -> torch.device:
         places = ", ".join(f"{key} on {device}" for device, key in devices.items()) or "no parameters"
         raise UnsupportedModel("", f"it is not on one device ({places})", "Move all of it to one device.")
     return next(iter(devices))
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    """Whether torch.compile was used on the module, its forward, or by its method `compile`."""
+    forward = module.forward
+    wrapped = hasattr(forward, "_torchdynamo_orig_callable") and not hasattr(forward, "_torchdynamo_disable")
+    return wrapped or isinstance(module, OptimizedModule) or module._compiled_call_impl is not None
 
 
 def _check_logits(forward: Forward, ids: Tensor, positions: Tensor) -> None:
