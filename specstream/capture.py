@@ -29,6 +29,7 @@ _EXAMPLE_TOKENS = 11
 _FAR_AWAY = 1 << 20
 """Positions to capture for when neither the caller nor the model states a limit."""
 
+_EXPERTS = 'Call model.set_experts_implementation("batched_mm") first: it works in every dtype and as one graph.'
 _NO_STATE = "Use a model whose forward changes no state of its own."
 
 
@@ -54,10 +55,11 @@ def capture(model: nn.Module, *, name: str, max_model_len: int | None) -> ModelG
     positions = torch.arange(max(min(_EXAMPLE_TOKENS, limit - 1), 2), device=device)[None]
     ids = torch.zeros_like(positions)
     with torch.no_grad(), _buffers_kept(model):
-        _check_logits(forward, ids, positions)
+        way_out = _EXPERTS if any("Experts" in type(module).__name__ for module in model.modules()) else ""
+        _check_logits(forward, ids, positions, way_out)
         with normalized(model, max_model_len):
             versions = {key: _version(tensor) for key, tensor in _tensors(model)}
-            gm, logits = _trace(forward, ids, positions, limit, dict(_tensors(model)))
+            gm, logits = _trace(forward, ids, positions, limit, dict(_tensors(model)), way_out)
             written = [key for key, tensor in _tensors(model) if versions.get(key) != _version(tensor)]
     if written:
         raise UnsupportedModel(
@@ -177,7 +179,7 @@ def _is_compiled(module: nn.Module) -> bool:
     return wrapped or isinstance(module, OptimizedModule) or module._compiled_call_impl is not None
 
 
-def _check_logits(forward: Forward, ids: Tensor, positions: Tensor) -> None:
+def _check_logits(forward: Forward, ids: Tensor, positions: Tensor, way_out: str) -> None:
     """One eager run, so that an error of the model's own is told apart from one of the capture."""
     try:
         logits = forward(ids, positions)
@@ -185,7 +187,7 @@ def _check_logits(forward: Forward, ids: Tensor, positions: Tensor) -> None:
         raise UnsupportedModel(
             "",
             f"its forward fails on input_ids, position_ids of shape [1, {ids.shape[1]}]: {_first_line(error)}",
-            "It must take flattened tokens [1, N] and return logits [1, N, vocab].",
+            way_out or "It must take flattened tokens [1, N] and return logits [1, N, vocab].",
         ) from error
     if logits.dim() != 3 or logits.shape[:2] != ids.shape:
         raise UnsupportedModel(
@@ -207,7 +209,7 @@ class _Backend:
 
 
 def _trace(
-    forward: Forward, ids: Tensor, positions: Tensor, limit: int, tensors: Mapping[str, Tensor]
+    forward: Forward, ids: Tensor, positions: Tensor, limit: int, tensors: Mapping[str, Tensor], way_out: str
 ) -> tuple[fx.GraphModule, Tensor]:
     """Runs Dynamo once. Returns the graph, of input_ids and position_ids, and example logits."""
     # A code object of our own: Dynamo counts recompiles, and keeps what it compiled, by code object.
@@ -237,7 +239,8 @@ def _trace(
         raise UnsupportedModel(
             "",
             f"TorchDynamo cannot capture it as one graph: {_first_line(error)}{_user_frame(error)}",
-            "Remove control flow on values and calls that TorchDynamo cannot trace, or use another model class.",
+            way_out
+            or "Remove control flow on values and calls that TorchDynamo cannot trace, or use another model class.",
         ) from error
     finally:
         graphs, backend.graphs = backend.graphs, []  # Dynamo never forgets a backend
