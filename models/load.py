@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 from torch import nn
+from torch._dynamo import OptimizedModule
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 from specstream.errors import InvalidOption
@@ -24,7 +25,8 @@ def load_model(
     """Loads a causal language model in eval mode, whole on one device. Code in a checkpoint is never run.
 
     Args:
-        model: a directory with a checkpoint, a name on the hub, or a module, passed through untouched.
+        model: a directory with a checkpoint, a name on the hub, or a module, passed through untouched (of one that
+            torch.compile returned, the model it was made from).
         dtype: of the weights; None for the checkpoint's own, on a CPU float32.
         device: None for the first CUDA device if there is one, else the CPU.
 
@@ -34,6 +36,8 @@ def load_model(
     Raises:
         InvalidOption: in one line, if there is no such model or it cannot be loaded.
     """
+    if isinstance(model, OptimizedModule):  # what torch.compile returns; its own compilation is of no use here
+        model = model._orig_mod
     if isinstance(model, nn.Module):
         return model, None, _name_of(model)
     source = os.fspath(model)

@@ -46,6 +46,8 @@ def compile(target: Model, draft: Model | None = None, *, dtype: Any = None, **o
         OutOfBudget: memory that does not suffice, with the figures.
     """
     settings = Options.from_keywords(**options)
+    if draft is None:
+        settings.check_without_draft()
     for role, model in {"target": target, "draft": draft}.items():
         if isinstance(model, nn.Module) and dtype is not None:
             raise InvalidOption(
@@ -79,7 +81,7 @@ def compile(target: Model, draft: Model | None = None, *, dtype: Any = None, **o
 def _captured(role: str, model: nn.Module, name: str, max_model_len: int | None) -> PartitionedModel:
     """`compile_model`, with refusals that say which of the two models is meant."""
     try:
-        return compile_model(model, name, max_model_len)
+        return compile_model(model, name, max_model_len, role)
     except UnsupportedModel as error:
         raise UnsupportedModel(f"{role} {error.module}".rstrip(), error.reason, error.way_out) from error
 

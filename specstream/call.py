@@ -13,9 +13,11 @@ from transformers import GenerationConfig
 
 from specstream.errors import InvalidOption
 from specstream.outputs import StepOutput
+from specstream.prompt import batch
 from specstream.request import end_tokens
 from specstream.sequence import Sequence
 from specstream.settings import merge_settings
+from specstream.values import INTEGER
 
 if TYPE_CHECKING:
     from specstream.engine import Engine
@@ -63,8 +65,8 @@ class Call:
                 )
         ends = config.eos_token_id or []
         padding = config.pad_token_id if config.pad_token_id is not None else ends[0] if ends else 0
-        rows, prompts = _prompts(input_ids, attention_mask, padding)
-        copies = config.num_return_sequences or 1
+        rows, prompts = batch(input_ids, attention_mask, padding, engine.vocab_size)
+        copies, config.num_return_sequences = config.num_return_sequences or 1, None
         rows, prompts = rows.repeat_interleave(copies, 0), [prompt for prompt in prompts for _ in range(copies)]
         seeds = _seeds(seed, len(prompts))
         config.max_new_tokens = _new_tokens(config, settings, rows.shape[1])
@@ -106,42 +108,17 @@ def _seeds(seed: int | Seq[int] | None, count: int) -> list[int]:
     """One seed for each sequence."""
     if seed is None:
         return [int(value) for value in torch.randint(2**63 - 1, (count,))]
-    if isinstance(seed, int):
-        return [seed + index for index in range(count)]
+    allowed = f"an int, or one for each of the {count} sequences"
+    if not isinstance(seed, list | tuple):
+        if not INTEGER.holds(seed):
+            raise InvalidOption("seed", seed, allowed)
+        first: Any = seed
+        return [int(first) + index for index in range(count)]
     if len(seed) != count:
-        raise InvalidOption("seed", f"{len(seed)} seeds", f"an int, or one for each of the {count} sequences")
+        raise InvalidOption("seed", f"{len(seed)} seeds", allowed)
+    for own in seed:
+        INTEGER.check("seed", own)
     return list(seed)
-
-
-def _prompts(
-    input_ids: Tensor | Seq[Seq[int]], attention_mask: Tensor | None, pad_token_id: int
-) -> tuple[Tensor, list[list[int]]]:
-    """The batch as a tensor, and each prompt without its padding."""
-    if not isinstance(input_ids, Tensor):
-        rows = isinstance(input_ids, Seq) and not isinstance(input_ids, str)
-        if not rows or not all(isinstance(row, Seq) and not isinstance(row, str) for row in input_ids):
-            raise InvalidOption("input_ids", input_ids, "a tensor [batch, length], or a list of lists of token ids")
-        lists = [list(row) for row in input_ids]
-        width = max((len(row) for row in lists), default=0)
-        mask = [[0] * (width - len(row)) + [1] * len(row) for row in lists]
-        padded = [[pad_token_id] * (width - len(row)) + row for row in lists]
-        if not lists or not width:
-            raise InvalidOption("input_ids", input_ids, "at least one prompt of at least one token")
-        try:
-            ids = torch.tensor(padded)
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise InvalidOption("input_ids", input_ids, "token ids, which are ints") from error
-        return _prompts(ids, torch.tensor(mask) if attention_mask is None else attention_mask, pad_token_id)
-    if input_ids.dim() != 2 or not input_ids.numel():
-        raise InvalidOption("input_ids", f"shape {tuple(input_ids.shape)}", "shape [batch, length], neither of them 0")
-    if input_ids.dtype not in (torch.int64, torch.int32):
-        raise InvalidOption("input_ids", input_ids.dtype, "int64 or int32 token ids")
-    if attention_mask is None:
-        return input_ids, [row.tolist() for row in input_ids]
-    if attention_mask.shape != input_ids.shape:
-        shape = f"shape {tuple(attention_mask.shape)}"
-        raise InvalidOption("attention_mask", shape, f"the shape of input_ids, {tuple(input_ids.shape)}")
-    return input_ids, [row[keep.bool()].tolist() for row, keep in zip(input_ids, attention_mask, strict=True)]
 
 
 def _new_tokens(config: GenerationConfig, settings: dict[str, Any], width: int) -> int:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch._dynamo import OptimizedModule
 from torch.fx.experimental.symbolic_shapes import ConstraintViolationError
 
 from specstream.errors import UnsupportedModel
@@ -29,6 +30,7 @@ _EXAMPLE_TOKENS = 11
 _FAR_AWAY = 1 << 20
 """Positions to capture for when neither the caller nor the model states a limit."""
 
+_EXPERTS = 'Call model.set_experts_implementation("batched_mm") first: it works in every dtype and as one graph.'
 _NO_STATE = "Use a model whose forward changes no state of its own."
 
 
@@ -54,10 +56,11 @@ def capture(model: nn.Module, *, name: str, max_model_len: int | None) -> ModelG
     positions = torch.arange(max(min(_EXAMPLE_TOKENS, limit - 1), 2), device=device)[None]
     ids = torch.zeros_like(positions)
     with torch.no_grad(), _buffers_kept(model):
-        _check_logits(forward, ids, positions)
+        way_out = _EXPERTS if any("Experts" in type(module).__name__ for module in model.modules()) else ""
+        _check_logits(forward, ids, positions, way_out)
         with normalized(model, max_model_len):
             versions = {key: _version(tensor) for key, tensor in _tensors(model)}
-            gm, logits = _trace(forward, ids, positions, limit, dict(_tensors(model)))
+            gm, logits = _trace(forward, ids, positions, limit, dict(_tensors(model)), way_out)
             written = [key for key, tensor in _tensors(model) if versions.get(key) != _version(tensor)]
     if written:
         raise UnsupportedModel(
@@ -147,6 +150,12 @@ def _check_suitable(model: nn.Module) -> torch.device:
     for module_name, module in model.named_modules():
         if module.training:
             raise UnsupportedModel(module_name, "it is in training mode", "Call model.eval() first.")
+        if _is_compiled(module):
+            raise UnsupportedModel(
+                module_name,
+                "it is compiled by torch.compile already",
+                "Give the model as it was before: SpecStream captures it itself.",
+            )
         if hasattr(module, "_hf_hook"):
             raise UnsupportedModel(
                 module_name,
@@ -164,7 +173,14 @@ def _check_suitable(model: nn.Module) -> torch.device:
     return next(iter(devices))
 
 
-def _check_logits(forward: Forward, ids: Tensor, positions: Tensor) -> None:
+def _is_compiled(module: nn.Module) -> bool:
+    """Whether torch.compile was used on the module, its forward, or by its method `compile`."""
+    forward = module.forward
+    wrapped = hasattr(forward, "_torchdynamo_orig_callable") and not hasattr(forward, "_torchdynamo_disable")
+    return wrapped or isinstance(module, OptimizedModule) or module._compiled_call_impl is not None
+
+
+def _check_logits(forward: Forward, ids: Tensor, positions: Tensor, way_out: str) -> None:
     """One eager run, so that an error of the model's own is told apart from one of the capture."""
     try:
         logits = forward(ids, positions)
@@ -172,7 +188,7 @@ def _check_logits(forward: Forward, ids: Tensor, positions: Tensor) -> None:
         raise UnsupportedModel(
             "",
             f"its forward fails on input_ids, position_ids of shape [1, {ids.shape[1]}]: {_first_line(error)}",
-            "It must take flattened tokens [1, N] and return logits [1, N, vocab].",
+            way_out or "It must take flattened tokens [1, N] and return logits [1, N, vocab].",
         ) from error
     if logits.dim() != 3 or logits.shape[:2] != ids.shape:
         raise UnsupportedModel(
@@ -194,7 +210,7 @@ class _Backend:
 
 
 def _trace(
-    forward: Forward, ids: Tensor, positions: Tensor, limit: int, tensors: Mapping[str, Tensor]
+    forward: Forward, ids: Tensor, positions: Tensor, limit: int, tensors: Mapping[str, Tensor], way_out: str
 ) -> tuple[fx.GraphModule, Tensor]:
     """Runs Dynamo once. Returns the graph, of input_ids and position_ids, and example logits."""
     # A code object of our own: Dynamo counts recompiles, and keeps what it compiled, by code object.
@@ -224,7 +240,8 @@ def _trace(
         raise UnsupportedModel(
             "",
             f"TorchDynamo cannot capture it as one graph: {_first_line(error)}{_user_frame(error)}",
-            "Remove control flow on values and calls that TorchDynamo cannot trace, or use another model class.",
+            way_out
+            or "Remove control flow on values and calls that TorchDynamo cannot trace, or use another model class.",
         ) from error
     finally:
         graphs, backend.graphs = backend.graphs, []  # Dynamo never forgets a backend

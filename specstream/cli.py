@@ -16,11 +16,17 @@ from dataclasses import asdict, fields
 from itertools import pairwise
 from typing import Any
 
-from specstream.errors import InvalidOption, SpecStreamError
+from specstream.errors import InvalidOption, OutOfBudget, SpecStreamError
 from specstream.options import Options
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
+METAVARS = {"Size": "SIZE", "int": "N", "float": "X"}
+"""By what an option's type contains."""
 USAGE, FAILURE, INTERRUPTED, BROKEN_PIPE = 2, 1, 130, 141
+EXIT_STATUS = (
+    "Exit status: 0; 1 if the command failed; 2 if it was used wrongly, which includes options for which the memory "
+    "does not suffice; 130 after Ctrl-C."
+)
 
 
 class UsageError(SpecStreamError):
@@ -45,8 +51,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         if given.debug:
             raise
-        print(f"specstream: error: {one_line(error)}", file=sys.stderr)
-        return USAGE if isinstance(error, UsageError | InvalidOption) else FAILURE
+        print(f"specstream: error: {as_flags(one_line(error), given)}", file=sys.stderr)
+        return USAGE if _is_usage(error, given) else FAILURE
+
+
+def _is_usage(error: Exception, given: argparse.Namespace) -> bool:
+    """Whether the command asked for what cannot be done; memory that does not suffice is that if options say how."""
+    chose_memory = any(hasattr(given, field.name) for field in fields(Options) if field.name != "debug")
+    return isinstance(error, UsageError | InvalidOption) or (isinstance(error, OutOfBudget) and chose_memory)
+
+
+def as_flags(text: str, given: argparse.Namespace) -> str:
+    """A message with options as they are typed on the command line: --gpu-kv-budget for gpu_kv_budget.
+
+    A name of one word, such as draft, is an option only before a colon that begins the message or before "=".
+    """
+    names = {field.name for field in fields(Options)} | vars(given).keys()
+    for name in sorted(names - {"run", "prompt"}, key=len, reverse=True):
+        flag = f"--{name.replace('_', '-')}"
+        word = rf"(?<![\w./\"'-]){name}(?![\w/\"'-]|\.\w)"
+        text = re.sub(rf"{word}=True\b", flag, text)
+        text = re.sub(rf"{word}=None\b", f"{flag} none", text)
+        text = re.sub(rf"{word}=[\"']?(\w+)[\"']?", rf"{flag} \1", text)
+        text = re.sub(word if "_" in name else rf"^{name}(?=: got)", flag, text)
+    return text
 
 
 def one_line(error: Exception) -> str:
@@ -99,6 +127,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="specstream",
         description="Exact speculative decoding with the target's KV cache streamed from CPU memory.",
+        epilog=EXIT_STATUS,
         allow_abbrev=False,
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
@@ -124,7 +153,10 @@ def _parser() -> argparse.ArgumentParser:
     source.add_argument("--prompt", metavar="TEXT")
     source.add_argument("--prompt-file", metavar="FILE", help="a text file, less its last newline; - for stdin")
     source.add_argument(
-        "--jsonl", metavar="FILE", help='a line {"prompt": "..."} a request, answered in order; - for stdin'
+        "--jsonl",
+        metavar="FILE",
+        help='a line {"prompt": "..."} a request, with "max_new_tokens": N if it has a limit of its own; answered in '
+        "order; - for stdin",
     )
     prompts.add_argument("--chat", action="store_true", help="put each prompt into the model's chat template")
     choosing = generate.add_argument_group("choosing tokens", "what is not given comes from the model's own settings")
@@ -146,7 +178,11 @@ def _parser() -> argparse.ArgumentParser:
 
 def _command(commands: Any, name: str, run: Any, purpose: str) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(
-        name, help=purpose, description=f"{purpose[0].upper()}{purpose[1:]}.", allow_abbrev=False
+        name,
+        help=purpose,
+        description=f"{purpose[0].upper()}{purpose[1:]}.",
+        epilog=EXIT_STATUS,
+        allow_abbrev=False,
     )
     parser.set_defaults(run=run)
     return parser
@@ -161,9 +197,9 @@ def _add_option_flags(parser: argparse.ArgumentParser) -> None:
             continue
         group.add_argument(
             f"--{field.name.replace('_', '-')}",
-            type=_option_value,
+            type=_option_number if "float" in str(field.type) else _option_value,
             default=argparse.SUPPRESS,
-            metavar="SIZE" if "Size" in str(field.type) else "N" if "int" in str(field.type) else "WORD",
+            metavar=next((word for kind, word in METAVARS.items() if kind in str(field.type)), "WORD"),
             help=f"{described.get(field.name, '')} ({field.default})".replace("%", "%%"),
         )
     group.add_argument(
@@ -188,6 +224,13 @@ def _option_value(text: str) -> int | str | None:
     if re.fullmatch(r"[+-]?\d+", text):
         return int(text)
     return None if text.lower() == "none" else text
+
+
+def _option_number(text: str) -> float | str | None:
+    try:
+        return float(text)
+    except ValueError:
+        return _option_value(text)
 
 
 def _positive(text: str) -> int:

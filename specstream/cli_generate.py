@@ -40,7 +40,7 @@ class Request:
 
 def run(given: argparse.Namespace) -> int:
     options = chosen_options(given)
-    target, draft = _model(given.target), None if given.draft == "none" else _model(given.draft)
+    target, draft = _model(given.target), None if given.draft.lower() == "none" else _model(given.draft)
     requests = read_requests(given)
     with closing(_compile(target, draft, given.dtype, options)) as engine:
         if engine.tokenizer is None:
@@ -119,7 +119,8 @@ def _request_of_line(line: str, origin: str, max_new_tokens: int) -> Request:
 
 def _read(name: str) -> str:
     try:
-        return sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")
+        text = sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")
+        return text.removeprefix("\ufeff")  # a byte order mark, as some editors write it
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else f"not UTF-8 text: {error}"
         raise UsageError(f"{name}: {reason}") from error

@@ -24,13 +24,16 @@ def model_passes(max_model_len: int | None) -> tuple[Pass, ...]:
     )
 
 
-def compile_model(model: nn.Module, name: str, max_model_len: int | None) -> PartitionedModel:
+def compile_model(model: nn.Module, name: str, max_model_len: int | None, role: str = "model") -> PartitionedModel:
     """Captures a model, cuts it at its attentions and proves the result against the model's own forward.
+
+    Args:
+        role: "target" or "draft": two models of one name are dumped to two folders.
 
     Raises:
         UnsupportedModel: if the model cannot be represented exactly.
     """
     captured = capture(model, name=name, max_model_len=max_model_len)
-    partitioned: PartitionedModel = PassRunner(title=name).run(model_passes(max_model_len), captured)
+    partitioned: PartitionedModel = PassRunner(f"{role}_{name}").run(model_passes(max_model_len), captured)
     probe(forward_of(model), partitioned, max_model_len=max_model_len)
     return partitioned

@@ -2,6 +2,20 @@
 
 from __future__ import annotations
 
+import re
+from typing import Any
+
+MOST_CHARACTERS = 160
+"""Of a value that a message shows."""
+
+
+def add_note(error: BaseException, note: str) -> None:
+    """Adds a line that tracebacks show below the error from Python 3.11 on; in 3.10 it is only kept."""
+    noted: Any = error
+    notes: list[str] = getattr(noted, "__notes__", [])
+    if note not in notes:  # the same error may be raised again
+        noted.__notes__ = [*notes, note]  # what BaseException.add_note does
+
 
 class SpecStreamError(Exception):
     """Base of every error SpecStream raises on purpose."""
@@ -27,7 +41,13 @@ class InvalidOption(SpecStreamError, ValueError):
     def __init__(self, name: str, given: object, allowed: str, way_out: str = "") -> None:
         self.name, self.given, self.allowed, self.way_out = name, given, allowed, way_out
         tail = f" {way_out}" if way_out else ""
-        super().__init__(f"{name}: got {given!r}; allowed: {allowed}.{tail}")
+        super().__init__(f"{name}: got {shortened(repr(given))}; allowed: {allowed}.{tail}")
+
+
+def shortened(text: str) -> str:
+    """A text in one line, not too long: a prompt of many thousand tokens would hide what is wrong with it."""
+    line = re.sub(" at 0x[0-9a-f]+", "", " ".join(text.split()))
+    return line if len(line) <= MOST_CHARACTERS else f"{line[:MOST_CHARACTERS]} ..."
 
 
 class OutOfBudget(SpecStreamError):

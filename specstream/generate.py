@@ -89,6 +89,8 @@ def generate(
     if streamer is not None:
         if len(call.requests) > 1:
             raise InvalidOption("streamer", f"a batch of {len(call.requests)}", "a batch of one")
+        if not all(callable(getattr(streamer, method, None)) for method in ("put", "end")):
+            raise InvalidOption("streamer", streamer, "an object with the methods put and end, as transformers' have")
         streamer.put(call.rows.cpu())
     done: dict[int, RequestOutput] = {}
     with closing(call.run(engine)) as steps:

@@ -50,12 +50,18 @@ def format_size(size: float) -> str:
 class Options:
     """Options of `specstream.compile`. Every field is honoured or refused; "auto" is resolved by the memory plan.
 
+    With draft=None an option that says how a draft works is refused by its name: draft_window, draft_sink,
+    draft_sample_method, drafting="sequential" and synthetic acceptance. Two are not: num_speculative_tokens, which is
+    the most candidates of a round, so that a script can leave out the draft and nothing else; and
+    rejection_sample_method="coupled", which also says how the target alone samples. With drafting="off" all are
+    allowed: it turns off a draft that is given, and what it would need stays as it is.
+
     Raises:
-        InvalidOption: a value outside what its field allows.
+        InvalidOption: a value outside what its field allows, or options that contradict each other.
     """
 
     num_speculative_tokens: int = 4
-    """Candidates the draft proposes a round."""
+    """Candidates the draft proposes a round, at most."""
     max_model_len: int | Literal["auto"] = "auto"
     """Longest prompt plus output, in tokens. auto: what the target's positions cover."""
     max_num_seqs: int = 8
@@ -75,7 +81,7 @@ class Options:
     draft_window: int | None = None
     """Latest tokens a second model's attention keeps; None: all."""
     draft_sink: int = 4
-    """First tokens it keeps beside the window."""
+    """First tokens it keeps beside the window; only with draft_window."""
     draft_sample_method: Literal["greedy", "probabilistic"] = "probabilistic"
     """How candidates are drawn for a request that samples: the draft's best, or from its distribution."""
     rejection_sample_method: Literal["standard", "coupled", "synthetic"] = "standard"
@@ -114,6 +120,9 @@ class Options:
             raise InvalidOption("draft_window", self.draft_window, "a positive integer or None (keep everything)")
         if isinstance(self.draft_sink, bool) or not isinstance(self.draft_sink, int) or self.draft_sink < 0:
             raise InvalidOption("draft_sink", self.draft_sink, "an integer from 0")
+        if self.draft_window is None and self.draft_sink != Options.draft_sink:
+            allowed = f"{Options.draft_sink}, the default, without draft_window"
+            raise InvalidOption("draft_sink", self.draft_sink, allowed, "Set draft_window too, or leave it out.")
         for name, words in _WORDS.items():
             if getattr(self, name) not in words:
                 raise InvalidOption(name, getattr(self, name), " or ".join(f'"{word}"' for word in words))
@@ -124,6 +133,20 @@ class Options:
             parse_size("host_kv_budget", self.host_kv_budget)
         if not isinstance(self.debug, bool):
             raise InvalidOption("debug", self.debug, "True or False")
+
+    def check_without_draft(self) -> None:
+        """Refuses what would have no effect with draft=None."""
+        neutral: dict[str, tuple[object, ...]] = {
+            "draft_window": (None,),
+            "draft_sample_method": ("probabilistic",),
+            "rejection_sample_method": ("standard", "coupled"),
+            "drafting": ("auto", "off"),
+        }
+        for name, values in neutral.items():
+            if getattr(self, name) not in values:
+                words = " or ".join(f'"{value}"' if value else "None" for value in values)
+                allowed = f"{words} with draft=None"
+                raise InvalidOption(name, getattr(self, name), allowed, f"Give a draft, or leave {name} out.")
 
     def _check_synthetic(self) -> None:
         longest = 1 + self.num_speculative_tokens

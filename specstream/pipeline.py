@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from specstream.errors import InvalidOption
+
 
 class IR(Protocol):
     """What the runner needs of any level's IR."""
@@ -83,5 +85,10 @@ class PassRunner:
         if self.dump_dir is None:
             return
         folder = self.dump_dir / self.title
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{len(self.records):02d}_{label}.txt").write_text(ir.to_text(), encoding="utf-8")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / f"{len(self.records):02d}_{label}.txt").write_text(ir.to_text(), encoding="utf-8")
+        except OSError as error:
+            allowed = f"a directory that can be made and written ({error.strerror})"
+            way_out = "Name another one, or unset it."
+            raise InvalidOption("SPECSTREAM_DUMP", str(self.dump_dir), allowed, way_out) from error

@@ -73,7 +73,7 @@ def make_sampling(config: GenerationConfig, prompt_length: int, seed: int | None
         seed = int(torch.randint(2**63 - 1, ()))
     try:
         processors = make_processors(config, prompt_length, **penalties)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, LookupError, AttributeError, RuntimeError) as error:
         raise InvalidOption("generation_config", str(error), "what transformers' logits processors allow") from error
     return Sampling(bool(config.do_sample), seed, processors)
 
@@ -97,7 +97,7 @@ def make_processors(
     ends = config.eos_token_id
     made: list[Any] = [
         config.sequence_bias and SequenceBiasLogitsProcessor(config.sequence_bias),
-        _set(config.repetition_penalty, 1.0) and RepetitionPenaltyLogitsProcessor(config.repetition_penalty),
+        _set(config.repetition_penalty, 1.0) and RepetitionPenaltyLogitsProcessor(float(config.repetition_penalty)),
         _set(config.no_repeat_ngram_size, 0) and NoRepeatNGramLogitsProcessor(config.no_repeat_ngram_size),
         config.bad_words_ids and NoBadWordsLogitsProcessor(config.bad_words_ids, ends),
         ends and _set(config.min_length, 0) and MinLengthLogitsProcessor(config.min_length, ends),
@@ -119,7 +119,7 @@ def make_processors(
     ]
     if config.do_sample:
         made += [
-            _set(config.temperature, 1.0) and TemperatureLogitsWarper(config.temperature),
+            _set(config.temperature, 1.0) and TemperatureLogitsWarper(float(config.temperature)),
             config.top_k != 0 and TopKLogitsWarper(DEFAULT_TOP_K if config.top_k is None else config.top_k),
             _set(config.top_p, 1.0) and TopPLogitsWarper(config.top_p),
             config.min_p is not None and MinPLogitsWarper(config.min_p),

@@ -16,10 +16,11 @@ from transformers import (
 
 from specstream.errors import InvalidOption
 from specstream.processors import make_sampling
-from specstream.prompt import positive, token_ids
+from specstream.prompt import token_id, token_ids
 from specstream.sequence import Sequence
-from specstream.settings import merge_settings
+from specstream.settings import HONOURED, merge_settings
 from specstream.token_scores import Kept
+from specstream.values import FLAG, INTEGER, NUMBER, POSITIVE_INTEGER
 
 
 @dataclass(frozen=True)
@@ -43,8 +44,9 @@ class RequestFactory:
         presence_penalty: float = 0.0,
         frequency_penalty: float = 0.0,
         logit_bias: dict[int, float] | None = None,
-        logits_processor: Seq[LogitsProcessor] = (),
-        stopping_criteria: Seq[StoppingCriteria] = (),
+        logits_processor: Seq[LogitsProcessor] | None = None,
+        stopping_criteria: Seq[StoppingCriteria] | None = None,
+        **unknown: Any,
     ) -> Sequence:
         """Checks a prompt and its settings.
 
@@ -66,22 +68,36 @@ class RequestFactory:
             InvalidOption: the prompt is empty, has ids out of range, or leaves no room under `max_model_len`; a
                 setting that is not supported.
         """
+        for name, value in unknown.items():
+            _refuse_unknown(name, value)
         prompt = token_ids(prompt, self.vocab_size, self.max_model_len)
         config = merge_settings(None, generation_config)
-        most = positive("max_new_tokens", config.max_new_tokens if max_new_tokens is None else max_new_tokens)
+        if (config.num_return_sequences or 1) > 1:
+            name, way_out = "generation_config.num_return_sequences", "Submit the prompt as often as it is asked for."
+            raise InvalidOption(name, config.num_return_sequences, "1 for submit", way_out)
+        most = config.max_new_tokens if max_new_tokens is None else max_new_tokens
+        POSITIVE_INTEGER.check("max_new_tokens", most)
+        if seed is not None:
+            INTEGER.check("seed", seed)
+        FLAG.check("logprobs", logprobs)
+        NUMBER.check("presence_penalty", presence_penalty)
+        NUMBER.check("frequency_penalty", frequency_penalty)
+        processors = _callables("logits_processor", logits_processor, "(input_ids, scores) that return scores")
+        criteria = _callables("stopping_criteria", stopping_criteria, "(input_ids, scores) that return true to stop")
         if eos_token_id is not None:
             config.eos_token_id = end_tokens(eos_token_id, self.vocab_size)
-        limit = config.max_length = min(len(prompt) + most, self.max_model_len)
+        limit = config.max_length = min(len(prompt) + int(most), self.max_model_len)
         sampling = make_sampling(
             config,
             len(prompt),
             seed,
-            extra=logits_processor,
+            extra=processors,
             presence_penalty=presence_penalty,
             frequency_penalty=frequency_penalty,
             logit_bias=self._bias(logit_bias),
         )
-        stopping = StoppingCriteriaList(stopping_criteria)
+        self._check_ids(config)
+        stopping = StoppingCriteriaList(criteria)
         if config.stop_strings:
             stopping.append(_stop_strings(tokenizer, config.stop_strings))
         return Sequence(
@@ -92,15 +108,60 @@ class RequestFactory:
             prompt,
             sampling=sampling,
             stopping=stopping,
-            drafts=not logits_processor,
+            drafts=not processors,
             kept=Kept(logprobs, bool(config.output_scores), bool(config.output_logits)),
         )
 
     def _bias(self, bias: dict[int, float] | None) -> dict[int, float] | None:
-        for token in bias or ():
-            if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < self.vocab_size:
-                raise InvalidOption("logit_bias", token, f"token ids from 0 to {self.vocab_size - 1} as keys")
+        if bias is None:
+            return None
+        if not isinstance(bias, dict):
+            raise InvalidOption("logit_bias", bias, "a dict from token ids to numbers, or None")
+        for token, value in bias.items():
+            token_id("logit_bias", token, self.vocab_size, " as keys")
+            NUMBER.check(f"logit_bias[{token}]", value, "To forbid tokens use suppress_tokens or bad_words_ids.")
         return bias
+
+    def _check_ids(self, config: GenerationConfig) -> None:
+        """Refuses token ids that transformers' processors would stumble over in the middle of a text."""
+        words = {
+            "bad_words_ids": config.bad_words_ids or (),
+            "sequence_bias": [entry if isinstance(entry, tuple) else entry[0] for entry in config.sequence_bias or ()],
+            "forced_eos_token_id": [_as_list(config.forced_eos_token_id)],
+        }
+        for name, sequences in words.items():
+            for token in (token for sequence in sequences for token in sequence):
+                token_id(name, token, self.vocab_size)
+
+
+def _refuse_unknown(name: str, value: object) -> None:
+    way_out = "Leave it out."
+    if name == "max_length":
+        way_out = "Give max_new_tokens."
+    elif name in HONOURED and name != "num_return_sequences":
+        way_out = f"Give it in generation_config=GenerationConfig({name}=...)."
+    raise InvalidOption(name, value, "an argument of specstream's submit", way_out)
+
+
+def _callables(name: str, given: object, what: str) -> list[Any]:
+    """The caller's own processors or criteria."""
+    if given is None:
+        return []
+    allowed = f"a list of callables {what}"
+    if not isinstance(given, list | tuple):
+        raise InvalidOption(name, given, allowed, f"Put it into a list: {name}=[...]." if callable(given) else "")
+    for entry in given:
+        if not callable(entry) or isinstance(entry, type):
+            raise InvalidOption(name, entry, allowed, "Make an instance of it." if isinstance(entry, type) else "")
+    return list(given)
+
+
+def _as_list(tokens: Any) -> list[Any]:
+    """One token or several, or None, as a list."""
+    if tokens is None:
+        return []
+    given = tokens.tolist() if hasattr(tokens, "tolist") else tokens
+    return list(given) if isinstance(given, list | tuple | set | frozenset) else [given]
 
 
 def end_tokens(given: int | Seq[int], vocab_size: int) -> list[int]:
@@ -109,11 +170,7 @@ def end_tokens(given: int | Seq[int], vocab_size: int) -> list[int]:
     Raises:
         InvalidOption: one that the target never produces.
     """
-    tokens = [given] if isinstance(given, int) else list(given)
-    for token in tokens:
-        if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
-            raise InvalidOption("eos_token_id", token, f"token ids from 0 to {vocab_size - 1}, or None")
-    return tokens
+    return [token_id("eos_token_id", token, vocab_size, ", or None") for token in _as_list(given)]
 
 
 def _stop_strings(tokenizer: Any, strings: str | list[str]) -> StopStringCriteria:

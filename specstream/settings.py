@@ -8,6 +8,7 @@ from typing import Any
 from transformers import GenerationConfig
 
 from specstream.errors import InvalidOption
+from specstream.values import SETTINGS
 
 SAMPLING = frozenset({"temperature", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff"})
 _PROCESSORS = {"sequence_bias", "repetition_penalty", "no_repeat_ngram_size", "bad_words_ids", "suppress_tokens"}
@@ -36,10 +37,16 @@ def merge_settings(
     Raises:
         InvalidOption: a setting that is unknown, unsupported, or without effect as asked for.
     """
-    merged = copy.deepcopy(call or model) or GenerationConfig()
-    for name in settings:
+    given: Any = call if call is not None else model
+    if not isinstance(given, GenerationConfig | None):
+        allowed = "transformers' GenerationConfig, or None"
+        raise InvalidOption("generation_config", given, allowed, "Make one: GenerationConfig(max_new_tokens=...).")
+    merged = copy.deepcopy(given) if given is not None else GenerationConfig()
+    for name, value in settings.items():
         if not hasattr(merged, name):
-            raise InvalidOption(name, settings[name], "an argument of specstream's generate", "Leave it out.")
+            raise InvalidOption(name, value, "an argument of specstream's generate", "Leave it out.")
+        if name in SETTINGS and value is not None:
+            SETTINGS[name].check(name, value)
     try:
         merged.update(**settings)
     except (ValueError, TypeError, AttributeError) as error:
@@ -50,6 +57,8 @@ def merge_settings(
         if name not in HONOURED | _WITHOUT_EFFECT and value is not None and value != _NEUTRAL.get(name, False):
             where = "" if name in settings else "generation_config."
             raise InvalidOption(f"{where}{name}", value, "None: it is not supported", f"Set {where}{name} to None.")
+        if name in SETTINGS and value is not None and (merged.do_sample or name not in SAMPLING):
+            SETTINGS[name].check(f"generation_config.{name}", value)
     for name in sorted(SAMPLING & settings.keys()):
         if settings[name] is not None and not merged.do_sample:
             raise InvalidOption(name, settings[name], "None without do_sample=True", "Pass do_sample=True.")

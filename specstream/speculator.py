@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from specstream.draft import Drafter
+from specstream.errors import add_note
 from specstream.scheduler import RequestRows
 from specstream.sequence import Sequence
 from specstream.speculate import Speculation
@@ -29,16 +30,20 @@ class Speculator:
         at = 0
         for row in rows:
             if row.logits:
-                sequence = row.sequence
-                own = logits[at : at + row.logits]
+                try:
+                    self._accept(row, logits[at : at + row.logits])
+                except Exception as error:  # of the caller's own criteria and processors above all
+                    add_note(error, f"raised while the tokens of request {row.sequence.request_id} were chosen")
+                    raise
                 at += row.logits
-                scores = sequence.sampling.scores(own, sequence.tokens, row.candidates.tokens)
-                accepted, produced = self.speculation.accept(
-                    sequence.sampling, scores, len(sequence.tokens), row.candidates
-                )
-                row.produced, row.finish_reason = sequence.cut(produced)
-                row.accepted = min(accepted, len(row.produced))
-                row.token_scores = TokenScores.of(sequence.kept, own, scores, row.produced)
+
+    def _accept(self, row: RequestRows, own: Tensor) -> None:
+        sequence = row.sequence
+        scores = sequence.sampling.scores(own, sequence.tokens, row.candidates.tokens)
+        accepted, produced = self.speculation.accept(sequence.sampling, scores, len(sequence.tokens), row.candidates)
+        row.produced, row.finish_reason = sequence.cut(produced)
+        row.accepted = min(accepted, len(row.produced))
+        row.token_scores = TokenScores.of(sequence.kept, own, scores, row.produced)
 
     def draft(self, rows: list[RequestRows], step: int) -> None:
         """One draft step for every request that goes on and has room for one more candidate."""

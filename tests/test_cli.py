@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,92 +18,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedTokenizerFast
 
 from specstream import cli, cli_generate
-from specstream.errors import InvalidOption, OutOfBudget
+from specstream.errors import OutOfBudget
 from specstream.text_stream import TextStream
 from tests.architectures import build
-
-
-class Bytes:
-    """A tokenizer whose tokens are bytes, so that most characters span several; 256 ends a text."""
-
-    chat_template: str | None = None
-
-    def __call__(self, text: str) -> SimpleNamespace:
-        return SimpleNamespace(input_ids=list(text.encode()))
-
-    def decode(self, token_ids: list[int], **_: object) -> str:
-        return bytes(t for t in token_ids if t < 256).decode(errors="replace")
-
-    def apply_chat_template(self, messages: list[dict[str, str]], **_: object) -> list[int]:
-        return list(f"<{messages[0]['role']}>{messages[0]['content']}<answer>".encode())
-
-
-@dataclass
-class FakeMetrics:
-    generated_tokens: int = 8
-    num_draft_tokens: int = 12
-    num_rounds: int = 3
-    mean_acceptance_length: float = 2.5
-    streamed_bytes: int = 2048
-
-    @property
-    def tokens_per_second(self) -> float:
-        return self.generated_tokens / 2
-
-
-class Echo:
-    """An engine that answers a prompt with itself in capitals, `width` tokens a round."""
-
-    width = 2
-
-    def __init__(self) -> None:
-        self.tokenizer: Bytes | None = Bytes()
-        self.closed = False
-        self.settings: list[tuple[GenerationConfig, int | None]] = []
-        self._left: dict[int, list[int]] = {}
-        self._answers: dict[int, list[int]] = {}
-        self._reasons: dict[int, str] = {}
-
-    generation_config = GenerationConfig(eos_token_id=256)
-
-    @property
-    def has_unfinished(self) -> bool:
-        return bool(self._left)
-
-    def submit(
-        self, prompt_ids: list[int], *, max_new_tokens: int, generation_config: GenerationConfig, seed: int | None
-    ) -> int:
-        assert generation_config.eos_token_id == [256]
-        self.settings.append((generation_config, seed))
-        if len(prompt_ids) > 100:
-            raise InvalidOption("prompt", len(prompt_ids), "at most 100 tokens")
-        answer = [*bytes(prompt_ids).decode().upper().encode(), 256]
-        request = len(self._reasons)
-        self._reasons[request] = "stop" if len(answer) <= max_new_tokens else "length"
-        self._left[request] = answer[:max_new_tokens]
-        self._answers[request] = self._left[request]
-        return request
-
-    def step(self) -> list[SimpleNamespace]:
-        outputs = []
-        for request, left in list(self._left.items()):
-            new, self._left[request] = left[: self.width], left[self.width :]
-            output = None
-            if not self._left[request]:
-                del self._left[request]
-                output = SimpleNamespace(
-                    token_ids=self._answers[request],
-                    finish_reason=self._reasons[request],
-                    metrics=FakeMetrics(),
-                )
-            outputs.append(SimpleNamespace(request_id=request, new_token_ids=new, output=output))
-        return outputs
-
-    def metrics(self) -> FakeMetrics:
-        return FakeMetrics()
-
-    def close(self) -> None:
-        self.closed = True
+from tests.echo import GENERATE, Bytes, Echo
 
 
 @pytest.fixture
@@ -112,9 +29,6 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Echo:
     echo = Echo()
     monkeypatch.setattr(cli_generate, "_compile", lambda *_: echo)
     return echo
-
-
-GENERATE = ("generate", "--target", "some/model")
 
 
 def run_cli(*arguments: str, stdin: str = "", timeout: float = 60) -> subprocess.CompletedProcess[str]:
@@ -169,9 +83,14 @@ def test_arguments_that_make_no_sense(
         (("--prompt-file", "missing.txt"), "missing.txt: No such file or directory"),
         (("--jsonl", "missing.jsonl"), "missing.jsonl: No such file or directory"),
         (("--prompt", "a", "--draft", "./missing"), "./missing: no such folder"),
-        (("--prompt", "a", "--num-speculative-tokens", "0"), "num_speculative_tokens: got 0"),
-        (("--prompt", "a", "--num-speculative-tokens", "x"), "num_speculative_tokens: got 'x'"),
-        (("--prompt", "a", "--gpu-kv-budget", "4 parsecs"), "gpu_kv_budget: got '4 parsecs'"),
+        (("--prompt", "a", "--num-speculative-tokens", "0"), "--num-speculative-tokens: got 0; allowed"),
+        (("--prompt", "a", "--num-speculative-tokens", "x"), "--num-speculative-tokens: got 'x'"),
+        (("--prompt", "a", "--gpu-kv-budget", "4 parsecs"), "--gpu-kv-budget: got '4 parsecs'"),
+        (
+            ("--prompt", "a", "--draft-sink", "8"),
+            "--draft-sink: got 8; allowed: 4, the default, without --draft-window",
+        ),
+        (("--prompt", "a", "--greedy", "--top-k", "3"), "--top-k: got 3; allowed: None without --do-sample. Pass --do"),
         (("--prompt", "a" * 101), "prompt: got 101"),
     ],
 )

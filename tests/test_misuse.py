@@ -142,6 +142,31 @@ def test_a_refusal_says_which_model_is_meant() -> None:
         specstream.compile(windowed, None, max_model_len=64)
 
 
+def test_what_torch_compile_returns_is_the_model_it_was_made_from() -> None:
+    compiled: Any = torch.compile(model("qwen3"))
+    with specstream.compile(compiled, compiled, max_model_len=64, gpu_kv_budget="min") as engine:
+        assert engine.generation_config is compiled._orig_mod.generation_config
+        out: Any = engine.generate([list(prompt(30))], max_new_tokens=8)
+    assert out[0, 30:].tolist() == best(prompt(30), 8)
+
+
+@pytest.mark.parametrize(("how", "name"), [("method", ""), ("forward", ""), ("child", " model")])
+def test_a_model_compiled_in_place_or_in_part_is_refused(how: str, name: str) -> None:
+    target: Any = build("llama")
+    if how == "method":
+        target.compile()
+    elif how == "forward":
+        target.forward = torch.compile(target.forward)
+    else:
+        target.model = torch.compile(target.model)
+    with pytest.raises(UnsupportedModel) as refused:
+        specstream.compile(target, None, max_model_len=64)
+    assert str(refused.value) == (
+        f"target{name}: it is compiled by torch.compile already. "
+        "Give the model as it was before: SpecStream captures it itself."
+    )
+
+
 def test_a_model_with_nan_is_told_so() -> None:
     broken = build("llama")
     broken.get_parameter("lm_head.weight").data[3] = float("nan")

@@ -1,0 +1,1 @@
+../../specstream/values.py
