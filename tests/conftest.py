@@ -44,13 +44,18 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Marks what is under tests/gpu, and skips what is marked `gpu` where there is no CUDA device."""
+    """Marks what is under tests/gpu, and skips what is marked `gpu` where there is no CUDA device.
+
+    With one, kernels are compiled for it: what is marked `interpreter` is skipped, and tests/gpu has its counterpart.
+    """
     gpu = Path(__file__).parent / "gpu"
     for item in items:
         if gpu in item.path.parents:
             item.add_marker(pytest.mark.gpu)
         if not HAS_CUDA and item.get_closest_marker("gpu") is not None:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+        if HAS_CUDA and item.get_closest_marker("interpreter") is not None:
+            item.add_marker(pytest.mark.skip(reason="for Triton's interpreter; here kernels are compiled (tests/gpu)"))
 
 
 @pytest.fixture(autouse=True)

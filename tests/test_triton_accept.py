@@ -34,7 +34,10 @@ from tests.accept_cases import (
     setting_tensors,
 )
 
-pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # numpy: -inf less -inf
+pytestmark = [
+    pytest.mark.interpreter,
+    pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning"),  # numpy: -inf less -inf
+]
 
 both = pytest.mark.parametrize("method", ["standard", "coupled"])
 

@@ -21,6 +21,8 @@ from tests.attention_cases import (
     run_merge,
 )
 
+pytestmark = pytest.mark.interpreter
+
 SMALL = Tiling(block_rows=16, row_tiles=1, block_keys=16, splits=2)
 
 
