@@ -12,6 +12,7 @@ import json
 import platform
 import statistics
 import time
+from dataclasses import replace
 
 import torch
 from torch import Tensor, fx, nn
@@ -39,7 +40,7 @@ class IdleAttention(LayerAttention):
         return EMPTY
 
 
-EMPTY = torch.empty(0)
+EMPTY, ROWS = torch.empty(0, 0), torch.empty(0, dtype=torch.int64)
 
 
 def idle_model(layers: int) -> PartitionedModel:
@@ -70,9 +71,11 @@ def measure(layers: int, groups: int, slots: int, rounds: int) -> dict[str, floa
     seat = SeatSpec(0, 0, 3, groups, 0, groups, 1)
     spec = RoundSpec(layers, slots, 1, layout.block_bytes, (seat,), True, 4)
     planner = Planner(model, CPU_PROFILE)
-    executor = CpuExecutor(model, store, IdleAttention(store), copy=lambda destination, source: None)
-    batch = RoundBatch({"input_ids": EMPTY}, {0: SeatRows(kv, 0, 1)}, lambda logits: None, lambda step: None)
-    cold, warm = (planner.plan(RoundSpec(**{**vars(spec), "warm": w})) for w in (False, True))
+    idle = IdleAttention(store)
+    executor = CpuExecutor(model, store, lambda spec, batch: idle, copy=lambda destination, source: None)
+    inputs = {"input_ids": EMPTY, "logit_rows": ROWS}
+    batch = RoundBatch(inputs, {0: SeatRows(kv, 0, 1)}, lambda logits: None, lambda step: None)
+    cold, warm = (planner.plan(replace(spec, warm=w)) for w in (False, True))
     executor.run(cold, cold.spec, batch)
     times = []
     for _ in range(rounds):

@@ -35,12 +35,16 @@ def partial_attention(
 ) -> AttentionState:
     """Attention of packed query rows over a run of chunks, by torch's own CPU kernel, which returns the log-sum-exp.
 
+    On other devices it is spelt out.
+
     Args:
         query: [kv_heads, rows, head_dim]; rows packs the query heads of a KV head and all queries of a request.
         key, value: [chunks, kv_heads, tokens, head_dim], any strides.
         scale: factor on the scores.
         mask: bool, broadcastable to [rows, chunks, tokens]; True where the row may see the key.
     """
+    if query.device.type != "cpu":
+        return reference_attention(query, key, value, scale, mask)
     dtype = accumulation_dtype(query.dtype)
     chunks, heads, tokens, dim = key.shape
     rows = query.shape[1]

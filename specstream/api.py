@@ -7,17 +7,18 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from specstream.compiler import compile_model
-from specstream.cost import CPU_PROFILE
+from specstream.cost import CPU_PROFILE, CUDA_PROFILE
 from specstream.draft import Drafter, DraftWindow
 from specstream.engine import Engine
 from specstream.errors import InvalidOption, UnsupportedModel
-from specstream.executor import CpuExecutor
+from specstream.executor import CpuExecutor, Executor
 from specstream.graph import ModelSpec, PartitionedModel
 from specstream.kv import DeviceStore, HostStore
-from specstream.memory import plan_memory, resolve_max_model_len
+from specstream.memory import MemoryPlan, plan_memory, resolve_max_model_len
 from specstream.models.load import load_model
 from specstream.models.rope import inherited_rope, max_positions
 from specstream.options import Options
@@ -27,8 +28,8 @@ Model = nn.Module | str | Path
 
 LEAST_MODEL_LEN = 3
 """Tokens: the probe runs a model in three segments."""
-DEVICE = "cpu"
-"""Where models loaded by name go: the device the executor runs on."""
+DEVICES = ("cpu", "cuda")
+"""Kinds of devices that there is an executor for."""
 
 
 def compile(target: Model, draft: Model | None = None, *, dtype: Any = None, **options: Any) -> Engine:
@@ -55,14 +56,14 @@ def compile(target: Model, draft: Model | None = None, *, dtype: Any = None, **o
             )
         if not isinstance(model, nn.Module | str | Path) and not (role == "draft" and model is None):
             raise InvalidOption(role, model, "an nn.Module, the name of a model, or a directory")
-    target_module, tokenizer, target_name = load_model(target, dtype, DEVICE)
+    target_module, tokenizer, target_name = load_model(target, dtype)
     limit = settings.max_model_len if isinstance(settings.max_model_len, int) else None
     if limit is not None and limit < LEAST_MODEL_LEN:
         raise InvalidOption("max_model_len", limit, f"at least {LEAST_MODEL_LEN}, so that the capture can be proven")
     target_model = _captured("target", target_module, target_name, limit)
     draft_model = None
     if draft is not None and settings.drafting != "off":
-        draft_module, draft_tokenizer, draft_name = load_model(draft, dtype, DEVICE)
+        draft_module, draft_tokenizer, draft_name = load_model(draft, dtype)
         check_tokenizers(tokenizer, draft_tokenizer)
         longest = resolve_max_model_len(settings, target_model.spec)
         with inherited_rope(draft_module, target_module, longest):
@@ -99,10 +100,10 @@ def build_engine(
         InvalidOption: two models that do not go together.
         OutOfBudget: memory that does not suffice.
     """
-    if target.spec.device.type != DEVICE:
-        raise InvalidOption(
-            "target", f"a model on {target.spec.device}", f"a model on {DEVICE}", "Move it there first."
-        )
+    device = target.spec.device
+    if device.type not in DEVICES:
+        raise InvalidOption("target", f"a model on {device}", f"a model on {' or '.join(DEVICES)}", "Move it there.")
+    on_cuda = device.type == "cuda"
     max_len = resolve_max_model_len(options, target.spec)
     if draft is not None:
         _check_pair(target.spec, draft.spec, max_len)
@@ -113,6 +114,7 @@ def build_engine(
         weights=target.weight_bytes,
         draft_weights=draft.weight_bytes if draft else 0,
         draft_kv=options.max_num_seqs * Drafter.bytes_per_seat(draft, window) if draft else 0,
+        free_device=torch.cuda.mem_get_info(device)[0] if on_cuda else None,
     )
     store = DeviceStore(
         memory.layout,
@@ -122,11 +124,20 @@ def build_engine(
         target.spec.device,
         options.debug,
     )
-    host = HostStore(memory.layout, memory.host_budget, memory.extent_chunks, options.debug)
+    host = HostStore(memory.layout, memory.host_budget, memory.extent_chunks, options.debug, pinned=on_cuda)
     drafter = Drafter(draft, window, target.spec.vocab_size) if draft else None
-    planner = Planner(target, CPU_PROFILE, memory.draft_weights)
-    executor = CpuExecutor(target, store)
+    planner = Planner(target, CUDA_PROFILE if on_cuda else CPU_PROFILE, memory.draft_weights)
+    executor = _executor(target, store, memory)
     return Engine(options, memory, planner, executor, host, drafter, tokenizer, generation_config)
+
+
+def _executor(target: PartitionedModel, store: DeviceStore, memory: MemoryPlan) -> Executor:
+    if target.spec.device.type == "cpu":
+        return CpuExecutor(target, store)
+    from specstream.cuda_executor import CudaExecutor  # needs Triton, which a machine without a device may not have
+
+    most_blocks = memory.layout.chunks_of(memory.max_model_len) + memory.tail_slots
+    return CudaExecutor(target, store, min(memory.num_blocks, most_blocks))
 
 
 def check_tokenizers(target: Any, draft: Any) -> None:

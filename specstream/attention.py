@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from specstream.batch import SeatRows
+from specstream.batch import RoundBatch, SeatRows
 from specstream.graph import AttentionSpec
 from specstream.kernels.attention import (
     AttentionState,
@@ -19,6 +20,29 @@ from specstream.kernels.attention import (
 from specstream.kv import DeviceStore
 from specstream.round_spec import ChunkRun, SeatSpec
 
+Rows = dict[int, tuple[SeatSpec, SeatRows]]
+"""By seat: the structure of a request's part in the round, and its rows."""
+
+
+class Attention(Protocol):
+    """The attention of a round, one layer after the other; `seats` say whose rows are where."""
+
+    def inputs(self, batch: RoundBatch) -> dict[str, Tensor]:
+        """The model's inputs for the round, on its device: the batch's own, maybe with padding and more logits."""
+
+    def append(self, layer: int, key: Tensor, value: Tensor, seats: Rows) -> None: ...
+
+    def local(self, layer: int, query: Tensor, attention: AttentionSpec, seats: Rows) -> None: ...
+
+    def attend(
+        self, slot: int, group: int, run: ChunkRun, query: Tensor, attention: AttentionSpec, rows: SeatRows
+    ) -> None: ...
+
+    def merge(self, query: Tensor, attention: AttentionSpec, seats: Rows) -> Tensor: ...
+
+    def forget(self) -> None:
+        """Drops what a failed round has left."""
+
 
 @dataclass
 class LayerAttention:
@@ -27,7 +51,10 @@ class LayerAttention:
     store: DeviceStore
     states: dict[int, AttentionState] = field(default_factory=dict)
 
-    def append(self, layer: int, key: Tensor, value: Tensor, seats: dict[int, tuple[SeatSpec, SeatRows]]) -> None:
+    def inputs(self, batch: RoundBatch) -> dict[str, Tensor]:
+        return {name: tensor.to(self.store.device) for name, tensor in batch.inputs.items()}
+
+    def append(self, layer: int, key: Tensor, value: Tensor, seats: Rows) -> None:
         """Writes the rows' K and V, [1, kv_heads, N, head_dim], into their device chunks."""
         tokens = self.store.layout.chunk_tokens
         for spec, rows in seats.values():
@@ -40,9 +67,7 @@ class LayerAttention:
                 block[1, :, offset : offset + count] = value[0, :, row : row + count]
                 position, row = position + count, row + count
 
-    def local(
-        self, layer: int, query: Tensor, attention: AttentionSpec, seats: dict[int, tuple[SeatSpec, SeatRows]]
-    ) -> None:
+    def local(self, layer: int, query: Tensor, attention: AttentionSpec, seats: Rows) -> None:
         """Starts each seat's state with what is on the device: whole chunks, then causally the open ones."""
         tokens = self.store.layout.chunk_tokens
         blocks = self.store.blocks[layer]
@@ -63,7 +88,9 @@ class LayerAttention:
                 state = merge_states(state, partial_attention(packed, kv[:, 0], kv[:, 1], attention.scale))
             self.states[seat] = state
 
-    def attend(self, slot: int, run: ChunkRun, query: Tensor, attention: AttentionSpec, rows: SeatRows) -> None:
+    def attend(
+        self, slot: int, group: int, run: ChunkRun, query: Tensor, attention: AttentionSpec, rows: SeatRows
+    ) -> None:
         """Attends to the chunks of a run, all committed before this round, which are in a ring slot, and merges."""
         packed = pack_query(query[0, :, rows.start : rows.stop], attention.num_kv_heads)
         kv = self.store.ring[slot, : run.count]
@@ -72,13 +99,16 @@ class LayerAttention:
         if self.store.debug:
             kv.fill_(float("nan"))
 
-    def merge(self, query: Tensor, attention: AttentionSpec, seats: dict[int, tuple[SeatSpec, SeatRows]]) -> Tensor:
+    def merge(self, query: Tensor, attention: AttentionSpec, seats: Rows) -> Tensor:
         """The attention's output, [1, num_heads, N, head_dim] in the query's dtype; zeros for padding."""
         out = torch.zeros_like(query, memory_format=torch.contiguous_format)
         for seat, (_, rows) in seats.items():
             state = self.states.pop(seat)
             out[0, :, rows.start : rows.stop] = unpack_output(state.out, attention.num_heads)
         return out
+
+    def forget(self) -> None:
+        self.states.clear()
 
 
 def _select(blocks: Tensor, indices: list[int]) -> Tensor:

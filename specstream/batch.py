@@ -28,8 +28,8 @@ class SeatRows:
 class RoundBatch:
     """What a plan is run on.
 
-    `inputs` are the model's: input_ids and position_ids, int64 [1, N], and logit_rows, int64 [R]. Rows that belong
-    to no seat are padding: they are computed and never appended.
+    `inputs` are the model's, on the host: input_ids and position_ids, int64 [1, N], and logit_rows, int64 [R]. Rows
+    that belong to no seat are padding: they are computed and never appended.
     """
 
     inputs: dict[str, Tensor]
@@ -40,17 +40,27 @@ class RoundBatch:
     """Called for each draft step after acceptance."""
 
 
+def wanted_logits(logits: Tensor, batch: RoundBatch) -> Tensor:
+    """The rows that the batch asks for, [1, R, vocab], of logits for these or for all rows."""
+    wanted = batch.inputs["logit_rows"]
+    count = len(wanted)
+    if logits.shape[1] == count or torch.equal(wanted, torch.arange(count)):
+        return logits[:, :count]
+    return logits[:, wanted.to(logits.device)]
+
+
 MIN_ROWS = 2
 """A captured graph is general in its number of rows from two on."""
 
 
 def flatten_rows(
-    rows: list[tuple[list[int], int, int]], device: torch.device
+    rows: list[tuple[list[int], int, int]], device: torch.device | None = None
 ) -> tuple[dict[str, Tensor], list[tuple[int, int]]]:
     """Packs the rows of several requests.
 
     Args:
         rows: for each request its tokens, the position of the first, and how many of the last ones need logits.
+        device: where the inputs go; None for the host.
 
     Returns:
         The model's inputs, and each request's (start, count) of rows.

@@ -25,5 +25,7 @@ class DeviceProfile:
         return self.launch_us + task.memory_bytes / self.memory_bytes_per_us
 
 
+CUDA_PROFILE = DeviceProfile("cuda", link_bytes_per_us=55_000, memory_bytes_per_us=4_200_000, launch_us=5)
+"""One H200 on PCIe 5 x16, in round figures."""
 CPU_PROFILE = DeviceProfile("cpu", link_bytes_per_us=5_000, memory_bytes_per_us=5_000, launch_us=30)
 """Two cores of a server, in round figures: host and device tier are the same memory."""

@@ -18,7 +18,7 @@ from specstream.custom_generate import from_transformers
 from specstream.draft import Drafter
 from specstream.errors import EngineBusy, EngineClosed
 from specstream.exclusive import exclusive
-from specstream.executor import CpuExecutor
+from specstream.executor import Executor
 from specstream.generate import GenerateOutput, StreamOutput, generate, stream
 from specstream.kv import HostStore
 from specstream.memory import MemoryPlan
@@ -46,7 +46,7 @@ class Engine:
         options: Options,
         memory: MemoryPlan,
         planner: Planner,
-        executor: CpuExecutor,
+        executor: Executor,
         host: HostStore,
         drafter: Drafter | None,
         tokenizer: Any = None,
@@ -332,7 +332,7 @@ class Engine:
 
     def _batch(self, rows: list[RequestRows]) -> RoundBatch:
         flat = [(row.tokens, row.kv.length, row.logits) for row in rows]
-        inputs, places = flatten_rows(flat, self._planner.model.spec.device)
+        inputs, places = flatten_rows(flat)
         seats = {row.sequence.seat: SeatRows(row.kv, *place) for row, place in zip(rows, places, strict=True)}
         return RoundBatch(
             inputs,

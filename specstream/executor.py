@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from typing import Protocol
 
 from torch import Tensor
 
-from specstream.attention import LayerAttention
-from specstream.batch import RoundBatch, SeatRows
+from specstream.attention import Attention, LayerAttention
+from specstream.batch import RoundBatch, SeatRows, wanted_logits
 from specstream.graph import PartitionedModel
 from specstream.kv import DeviceStore
 from specstream.lanes import Event, WorkerLane
@@ -17,6 +18,24 @@ from specstream.round_graph import Task, TaskKind
 from specstream.round_spec import ChunkRun, RoundSpec, SeatSpec
 
 Copy = Callable[[Tensor, Tensor], None]
+ChooseAttention = Callable[[RoundSpec, RoundBatch], Attention]
+"""Which attention a round uses, ready for it."""
+
+
+class Executor(Protocol):
+    """What runs rounds."""
+
+    store: DeviceStore
+    streamed_bytes: int
+    link_bytes: int
+
+    def run(self, plan: Plan, spec: RoundSpec, batch: RoundBatch) -> None: ...
+
+    def drain(self) -> None: ...
+
+    def reset_counters(self) -> None: ...
+
+    def close(self) -> None: ...
 
 
 def copy_blocks(destination: Tensor, source: Tensor) -> None:
@@ -39,7 +58,7 @@ class CpuExecutor:
         self,
         model: PartitionedModel,
         store: DeviceStore,
-        attention: LayerAttention | None = None,
+        choose_attention: ChooseAttention | None = None,
         copy: Copy = copy_blocks,
     ) -> None:
         """`copy(destination, source)` moves chunks between the tiers; it runs on the threads of the copy lanes."""
@@ -49,7 +68,9 @@ class CpuExecutor:
         self.link_bytes = 0
         """Bytes that fetches have moved: the streamed ones, and those fetched ahead and dropped."""
         self._copy = copy
-        self._attention = attention or LayerAttention(store)
+        everywhere = LayerAttention(store)
+        self._choose_attention = choose_attention or (lambda spec, batch: everywhere)
+        self._attention: Attention = everywhere
         self._workers = {lane: WorkerLane(lane.value) for lane in (Lane.LINK, Lane.STORE)}
         self._finalizer = weakref.finalize(self, _close_lanes, list(self._workers.values()))
         self._in_flight: list[Event] = []
@@ -72,7 +93,7 @@ class CpuExecutor:
             raise
         finally:
             self._values.clear()
-            self._attention.states.clear()
+            self._attention.forget()
 
     def reset_counters(self) -> None:
         self.streamed_bytes = self.link_bytes = 0
@@ -89,7 +110,8 @@ class CpuExecutor:
         self._finalizer()
 
     def _run(self, plan: Plan, spec: RoundSpec, batch: RoundBatch) -> None:
-        self._values = dict(batch.inputs)
+        self._attention = self._choose_attention(spec, batch)
+        self._values = self._attention.inputs(batch)
         self._seats = {s.seat: (s, batch.seats[s.seat]) for s in spec.seats}
         before = [task.name for task in plan.tasks if task.phase == "before"]
         events = dict(zip(before, self._in_flight, strict=True))
@@ -140,7 +162,7 @@ class CpuExecutor:
             case TaskKind.OFFLOAD:
                 return self._offload(task.layer, spec.run_of(task))
             case TaskKind.ACCEPT:
-                return lambda: batch.accept(self._values[self.model.output])
+                return lambda: batch.accept(wanted_logits(self._values[self.model.output], batch))
             case TaskKind.DRAFT:
                 return lambda: batch.draft(task.step)
 
@@ -155,7 +177,7 @@ class CpuExecutor:
     def _attend(self, task: Task, run: ChunkRun) -> None:
         site = self.model.sites[task.layer]
         rows = self._seats[run.seat][1]
-        self._attention.attend(self._slot(task), run, self._values[site.query], site.spec, rows)
+        self._attention.attend(self._slot(task), task.group, run, self._values[site.query], site.spec, rows)
         self.streamed_bytes += run.count * self.store.layout.block_bytes
 
     def _merge(self, layer: int) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 from specstream.errors import OutOfBudget
 from specstream.graph import ModelSpec
 from specstream.options import format_size
+from specstream.pinned import pinned_empty
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,8 @@ class HostStore:
     extent_chunks: int
     """Chunks of one extent; the longest run there can be."""
     debug: bool = False
+    pinned: bool = False
+    """Whether a device copies from and to it."""
     extents: list[Extent] = field(default_factory=list)
 
     @property
@@ -110,8 +113,9 @@ class HostStore:
         if grown > self.budget_bytes:
             return None
         shape = (self.layout.num_layers, self.extent_chunks, *self.layout.block_shape)
+        allocate = pinned_empty if self.pinned else _empty
         with torch.inference_mode(False):  # other threads write to it, in no such mode
-            extent = Extent(torch.empty(shape, dtype=self.layout.dtype), [0] * self.extent_chunks)
+            extent = Extent(allocate(shape, self.layout.dtype), [0] * self.extent_chunks)
         self.extents.append(extent)
         return self._hold(HostRun(extent, 0, count))
 
@@ -225,6 +229,10 @@ class SequenceKV:
         """Host blocks of chunks [start, stop), counted from the first token of the request."""
         assert self.host is not None
         return self.host.view(layer, start - self.resident, stop - self.resident)
+
+
+def _empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    return torch.empty(shape, dtype=dtype)
 
 
 def _free_run(references: list[int], count: int) -> int | None:

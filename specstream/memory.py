@@ -21,6 +21,9 @@ HOST_SHARE = 0.8
 DEVICE_SHARE = 0.25
 """Part of the free memory that an automatic device budget takes where the device is the host."""
 
+OWN_DEVICE_SHARE = 0.8
+"""Part of the free memory of a device of its own that its KV, the draft's included, may take; the rest is for work."""
+
 
 @dataclass(frozen=True)
 class MemoryPlan:
@@ -107,12 +110,14 @@ def plan_memory(
     draft_weights: int = 0,
     draft_kv: int = 0,
     free_host: int | None = None,
+    free_device: int | None = None,
 ) -> MemoryPlan:
     """Resolves every "auto" and checks the budgets.
 
     Args:
         weights, draft_weights, draft_kv: bytes, for the account.
         free_host: free host memory in bytes; None asks the system.
+        free_device: free memory of a device with memory of its own, weights loaded; None where the device is the host.
 
     Raises:
         OutOfBudget: a budget is less than what works; the text has the least that does.
@@ -132,7 +137,8 @@ def plan_memory(
     wanted_slots = _given(options.staging_slots, AUTO_SLOTS)
     if options.gpu_kv_budget == "auto":
         ring = _device_bytes(layout, wanted_slots, wanted_group, 0)
-        budget = max(least, min(ring + most, int(free * DEVICE_SHARE)))
+        room = int(free * DEVICE_SHARE) if free_device is None else int(free_device * OWN_DEVICE_SHARE) - draft_kv
+        budget = max(least, min(ring + most, room))
     elif options.gpu_kv_budget == "min":
         budget = least
     else:

@@ -14,6 +14,7 @@ from transformers import GenerationMixin
 from specstream.api import build_engine
 from specstream.compiler import compile_model
 from specstream.engine import Engine
+from specstream.executor import CpuExecutor
 from specstream.graph import PartitionedModel
 from specstream.options import Options
 from specstream.outputs import RequestOutput
@@ -52,8 +53,13 @@ def make_engine(
         generation_config=getattr(target, "generation_config", None),
     )
     if copy is not None:
-        engine._executor._copy = copy
+        cpu_executor(engine)._copy = copy
     return engine
+
+
+def cpu_executor(engine: Engine) -> CpuExecutor:
+    assert isinstance(engine._executor, CpuExecutor)
+    return engine._executor
 
 
 @cache

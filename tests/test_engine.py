@@ -19,6 +19,7 @@ from tests.helpers import (
     Request,
     best,
     check_free,
+    cpu_executor,
     make_engine,
     model,
     new_engine,
@@ -158,7 +159,7 @@ def failing(error: BaseException, after: int = 0, work: Callable[..., Any] | Non
 
 
 def inject(where: str, error: BaseException, after: int, engine: Engine, patch: pytest.MonkeyPatch) -> None:
-    executor, drafter = engine._executor, engine._speculator.drafter
+    executor, drafter = cpu_executor(engine), engine._speculator.drafter
     assert drafter is not None
     if where in ("fetch", "offload"):
         ring = executor.store.ring.untyped_storage().data_ptr()

@@ -16,7 +16,6 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 import specstream
-from specstream.api import DEVICE
 from specstream.capture import forward_of
 from specstream.errors import InvalidOption, UnsupportedModel
 from specstream.models.internlm2 import load_internlm2
@@ -157,7 +156,7 @@ def greedy(settings: Settings, weights: Weights, prompt: list[int], count: int) 
 
 
 def logits_of(directory: Path, ids: list[int]) -> Tensor:
-    model, _, _ = load_model(directory, torch.float64, DEVICE)
+    model, _, _ = load_model(directory, torch.float64, "cpu")
     with torch.no_grad():
         return forward_of(model)(torch.tensor([ids]), torch.arange(len(ids))[None])[0]
 
@@ -344,7 +343,7 @@ def traps(tmp_path: Path) -> Path:
 
 
 def test_remote_code_never_runs(tmp_path: Path, traps: Path, root: Path) -> None:
-    model, tokenizer, name = load_model(traps, torch.float64, DEVICE)
+    model, tokenizer, name = load_model(traps, torch.float64, "cpu")
     assert (type(model).__name__, tokenizer, name) == ("LlamaForCausalLM", None, "traps")
     (traps / "tokenizer.model").write_bytes(b"a sentencepiece model")
     assert load_model(traps, device="cpu")[1] is None

@@ -22,7 +22,7 @@ from specstream.errors import InvalidPlan
 from specstream.kv import SequenceKV
 from specstream.plan import Lane, Plan, StepOp
 from specstream.round_spec import RoundSpec
-from tests.helpers import Request, captured, make_engine, model, prompt, reference, serve
+from tests.helpers import Request, captured, cpu_executor, make_engine, model, prompt, reference, serve
 
 NEW_TOKENS = 24
 
@@ -54,7 +54,7 @@ class Copies:
 
     def watch(self, engine: Engine) -> Engine:
         self.engine = engine
-        engine._executor._copy = self
+        cpu_executor(engine)._copy = self
         return engine
 
 

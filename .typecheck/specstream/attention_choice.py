@@ -1,0 +1,1 @@
+../../specstream/attention_choice.py

@@ -1,0 +1,1 @@
+../../specstream/cuda_executor.py

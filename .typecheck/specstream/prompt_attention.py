@@ -1,0 +1,1 @@
+../../specstream/prompt_attention.py

@@ -1,0 +1,65 @@
+"""Which attention a round on a device uses: the kernels where requests have few rows, a library for long prompts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from specstream.attention import Attention, LayerAttention
+from specstream.batch import RoundBatch
+from specstream.graph import ModelSpec
+from specstream.kernel_attention import KernelAttention
+from specstream.kernels.triton_attend import MAX_OWN_ROWS
+from specstream.kv import DeviceStore
+from specstream.round_spec import RoundSpec
+from specstream.round_tables import RoundTables, TableSizes
+
+ROW_STEP = 8
+"""Rows are padded to a multiple of it, so that few sizes occur."""
+
+
+@dataclass
+class KernelChoice:
+    """Makes tables and attention for each kind of round once, and fills the tables for a round."""
+
+    store: DeviceStore
+    model: ModelSpec
+    most_blocks: int
+    """Device blocks that one request may have."""
+    for_prompts: LayerAttention
+    _made: dict[TableSizes, KernelAttention] = field(default_factory=dict)
+
+    def __call__(self, spec: RoundSpec, batch: RoundBatch) -> Attention:
+        kernels = self.kernels(spec, batch)
+        return self.for_prompts if kernels is None else kernels
+
+    def kernels(self, spec: RoundSpec, batch: RoundBatch) -> KernelAttention | None:
+        """The kernels' attention with its tables filled, or None if they cannot compute the round.
+
+        That is if a request has too many rows, or rows of the round are written to the host in it: the kernels write
+        them to the device later than the plan's append, which that copy waits for.
+        """
+        if any(rows.count > MAX_OWN_ROWS for rows in batch.seats.values()):
+            return None
+        if any(seat.offload and seat.offloaded.stop > seat.open for seat in spec.seats):
+            return None
+        sizes = self.sizes(spec, batch)
+        attention = self._made.get(sizes)
+        if attention is None:
+            tables = RoundTables(sizes, self.store.device)
+            most_rows = min(MAX_OWN_ROWS, sizes.rows)
+            attention = KernelAttention(self.store, tables, self.model.attentions[0], most_rows)
+            self._made[sizes] = attention
+        attention.tables.fill(spec, batch, self.store.layout.chunk_tokens)
+        return attention
+
+    def sizes(self, spec: RoundSpec, batch: RoundBatch) -> TableSizes:
+        """Of the tables of a round."""
+        rows = batch.inputs["input_ids"].shape[1]
+        return TableSizes(
+            seats=len(spec.seats),
+            rows=-(-rows // ROW_STEP) * ROW_STEP,
+            blocks=self.most_blocks,
+            append_blocks=1 + -(-MAX_OWN_ROWS // self.store.layout.chunk_tokens),
+            groups=len(spec.groups),
+            chunks_per_group=spec.chunks_per_group,
+        )

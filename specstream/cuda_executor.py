@@ -1,0 +1,296 @@
+"""The CUDA executor: interprets a plan, each lane as a stream; rounds that recur are captured once and replayed.
+
+A captured round is one graph of the target and link lanes: pieces, attention and the fetches with their waits. Its
+copies are re-pointed when chunks are committed. The store lane, acceptance and drafts are launched beside it.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specstream.attention import Attention, Rows
+from specstream.attention_choice import KernelChoice
+from specstream.batch import RoundBatch, wanted_logits
+from specstream.device_copy import Transfer, latest_node
+from specstream.graph import PartitionedModel
+from specstream.kernel_attention import KernelAttention
+from specstream.kv import DeviceStore
+from specstream.plan import Lane, Plan, StepOp
+from specstream.prompt_attention import PromptAttention
+from specstream.round_graph import Task, TaskKind
+from specstream.round_spec import RoundSpec
+from specstream.round_tables import TableSizes
+from specstream.streams import new_gate, new_stream, record
+
+Key = tuple[RoundSpec, int, TableSizes]
+"""Rounds of one canonical form, ring rotation and sizes replay one graph."""
+
+
+@dataclass
+class CapturedRound:
+    """A graph of the target and link lanes of a round."""
+
+    graph: torch.cuda.CUDAGraph
+    logits: Tensor
+    """[1, rows, vocab], written by every replay."""
+    logits_ready: torch.cuda.Event
+    fetches: dict[str, tuple[Any, Transfer]]
+    """By task name: its node, and the copy it makes now."""
+    groups: tuple[object, ...]
+    """What the copies were last pointed at."""
+
+
+class CudaExecutor:
+    """Runs rounds on a CUDA device; see `CpuExecutor` for what it carries from one round to the next."""
+
+    def __init__(self, model: PartitionedModel, store: DeviceStore, most_blocks: int) -> None:
+        """`most_blocks`: device blocks that one request may have."""
+        self.model, self.store = model, store
+        self.streamed_bytes = self.link_bytes = 0
+        self.launch_seconds = 0.0
+        """Host time of the last round until everything but acceptance and drafts was launched."""
+        device = store.device
+        self._streams = {lane: new_stream(device, high_priority=lane is not Lane.DRAFT) for lane in Lane}
+        self._choice = KernelChoice(store, model.spec, most_blocks, PromptAttention(store))
+        self._attention: Attention = self._choice.for_prompts
+        self._graphs: dict[Key, CapturedRound] = {}
+        self._seen: set[Key] = set()
+        """Rounds that have run once, which has compiled their kernels."""
+        self._rotation = 0
+        self._in_flight: list[torch.cuda.Event] = []
+        self._values: dict[str, Tensor] = {}
+        self._rows: Rows = {}
+        for stream in self._streams.values():  # weights may still be on their way
+            stream.wait_stream(torch.cuda.current_stream(device))
+
+    def run(self, plan: Plan, spec: RoundSpec, batch: RoundBatch) -> None:
+        """Runs one round: `plan`, made for `spec.canonical()`, on the chunks of `spec`.
+
+        Raises:
+            Whatever a piece, a copy, `batch.accept` or `batch.draft` raised. The executor is drained then.
+        """
+        start = time.perf_counter()
+        try:
+            with torch.cuda.device(self.store.device):
+                logits, ready = self._launch(plan, spec, batch)
+                self.launch_seconds = time.perf_counter() - start
+                if logits is not None:
+                    self._accept_and_draft(plan, batch, logits, ready)
+        except BaseException:
+            self.drain()
+            raise
+        finally:
+            self._values = {}
+            self._attention.forget()
+        self.streamed_bytes += spec.streamed_bytes
+        self.link_bytes += self._fetched_bytes(plan, spec)
+        self._rotation = (self._rotation + spec.num_fetches) % self.store.staging_slots
+
+    def reset_counters(self) -> None:
+        self.streamed_bytes = self.link_bytes = 0
+
+    def drain(self) -> None:
+        """Waits for everything launched, drops every fetch in flight and starts the ring afresh."""
+        for stream in self._streams.values():
+            stream.synchronize()
+        self._in_flight = []
+        self._rotation = 0
+
+    def close(self) -> None:
+        self.drain()
+        self._graphs.clear()
+
+    # Launching
+
+    def _launch(self, plan: Plan, spec: RoundSpec, batch: RoundBatch) -> tuple[Tensor | None, torch.cuda.Event]:
+        """Puts the round on its lanes; returns its logits and when they are there."""
+        self._rows = {s.seat: (s, batch.seats[s.seat]) for s in spec.seats}
+        target = self._streams[Lane.TARGET]
+        with torch.cuda.stream(target):
+            kernels = self._choice.kernels(spec, batch)
+        key = (plan.spec, self._rotation, self._choice.sizes(spec, batch))
+        self._attention = self._choice.for_prompts if kernels is None else kernels
+        if kernels is None or not spec.warm or key not in self._seen:
+            if kernels is not None and spec.warm:
+                self._seen.add(key)
+            return self._interpret(plan, spec, batch)
+        stored = self._store(plan, spec)
+        if stored is not None and _waits_for_store(plan):
+            target.wait_event(stored)
+        for event in self._in_flight:
+            target.wait_event(event)
+        captured = self._graphs.get(key)
+        if captured is None:
+            captured = self._graphs[key] = self._capture(plan, spec, kernels)
+        self._repoint(captured, plan, spec)
+        with torch.cuda.stream(target):
+            captured.graph.replay()
+        done = record(target)
+        self._in_flight = [done]
+        self._streams[Lane.LINK].wait_event(done)
+        if stored is not None:
+            target.wait_event(stored)  # of the next round: it may write where the copy has read
+        return captured.logits, captured.logits_ready
+
+    def _interpret(self, plan: Plan, spec: RoundSpec, batch: RoundBatch) -> tuple[Tensor | None, torch.cuda.Event]:
+        """Launches every step of the plan on its lane's stream."""
+        with torch.cuda.stream(self._streams[Lane.TARGET]):
+            self._values = self._attention.inputs(batch)
+        before = [task.name for task in plan.tasks if task.phase == "before"]
+        in_flight = self._in_flight if len(self._in_flight) == len(before) else self._in_flight * len(before)
+        events = dict(zip(before, in_flight, strict=True))
+        for step in plan.steps:
+            task = plan.by_name.get(step.name)
+            if step.lane is Lane.DRAFT or (task is not None and task.kind is TaskKind.ACCEPT):
+                continue
+            stream = self._streams[step.lane]
+            if step.op is StepOp.LAUNCH and task is not None:
+                with torch.cuda.stream(stream):
+                    self._work(task, spec, stream)
+            elif step.op is StepOp.RECORD:
+                events[step.name] = record(stream)
+            elif step.op is StepOp.WAIT and step.name in events:
+                stream.wait_event(events[step.name])
+        ready = record(self._streams[Lane.TARGET])
+        self._in_flight = [events[task.name] for task in plan.tasks if task.phase == "ahead"]
+        self._streams[Lane.TARGET].wait_stream(self._streams[Lane.STORE])
+        self._streams[Lane.STORE].wait_stream(self._streams[Lane.TARGET])
+        return self._values.get(self.model.output), ready
+
+    def _capture(self, plan: Plan, spec: RoundSpec, attention: KernelAttention) -> CapturedRound:
+        """Interprets the target and link lanes of a plan into a graph."""
+        target, link = self._streams[Lane.TARGET], self._streams[Lane.LINK]
+        target.synchronize()
+        graph = torch.cuda.CUDAGraph(keep_graph=True)
+        fetches: dict[str, tuple[Any, Transfer]] = {}
+        ready = new_gate()
+        events: dict[str, torch.cuda.Event] = {}
+        self._values = {"input_ids": attention.tables.input_ids, "position_ids": attention.tables.position_ids}
+        self._values["logit_rows"] = attention.tables.logit_rows
+        with torch.cuda.graph(graph, stream=target, capture_error_mode="thread_local"):
+            link.wait_stream(target)
+            for step in plan.steps:
+                task = plan.by_name.get(step.name)
+                if step.lane not in (Lane.TARGET, Lane.LINK) or step.op is StepOp.SYNC:
+                    continue
+                if task is None or task.kind is TaskKind.ACCEPT:
+                    continue
+                stream = self._streams[step.lane]
+                if step.op is StepOp.LAUNCH:
+                    with torch.cuda.stream(stream):
+                        transfer = self._work(task, spec, stream)
+                    if transfer is not None:
+                        fetches[task.name] = latest_node(stream), transfer
+                    if task.kind is TaskKind.PIECE and task.layer == len(self.model.sites):
+                        ready.record(target)
+                elif step.op is StepOp.RECORD:
+                    events[step.name] = record(stream)
+                elif step.name in events:  # else it was in flight when the round began
+                    stream.wait_event(events[step.name])
+            target.wait_stream(link)
+        graph.instantiate()
+        logits = self._values[self.model.output]
+        return CapturedRound(graph, logits, ready, fetches, self._pointed_at(spec))
+
+    def _pointed_at(self, spec: RoundSpec) -> tuple[object, ...]:
+        hosts = tuple(rows.kv.host and (id(rows.kv.host.extent), rows.kv.host.start) for _, rows in self._rows.values())
+        return spec.groups, spec.next_groups, hosts
+
+    def _repoint(self, captured: CapturedRound, plan: Plan, spec: RoundSpec) -> None:
+        """Points the graph's copies at the round's own chunks, where they are not yet."""
+        groups = self._pointed_at(spec)
+        if groups == captured.groups:
+            return
+        exec_graph = captured.graph.raw_cuda_graph_exec()
+        for name, (node, latest) in captured.fetches.items():
+            transfer = self._transfer(plan.by_name[name], spec)
+            if transfer != latest:
+                transfer.repoint(exec_graph, node)
+                captured.fetches[name] = node, transfer
+        captured.groups = groups
+
+    def _store(self, plan: Plan, spec: RoundSpec) -> torch.cuda.Event | None:
+        """Launches the store lane of a round whose rows it does not touch; returns its end."""
+        stream = self._streams[Lane.STORE]
+        tasks = [task for task in plan.tasks if task.kind is TaskKind.OFFLOAD]
+        if not tasks:
+            return None
+        stream.wait_stream(self._streams[Lane.TARGET])
+        for task in tasks:
+            self._offload(task, spec, stream)
+        return record(stream)
+
+    # Tasks
+
+    def _work(self, task: Task, spec: RoundSpec, stream: torch.cuda.Stream) -> Transfer | None:
+        """Launches a task on the current stream, which is `stream`; returns the copy if it is a fetch."""
+        attention, sites, values = self._attention, self.model.sites, self._values
+        if task.kind is TaskKind.PIECE:
+            self.model.pieces[task.layer].run(values)
+            return None
+        if task.kind is TaskKind.FETCH:
+            transfer = self._transfer(task, spec)
+            transfer.launch(stream)
+            return transfer
+        if task.kind is TaskKind.OFFLOAD:
+            self._offload(task, spec, stream)
+            return None
+        site = sites[task.layer]
+        if task.kind is TaskKind.APPEND:
+            attention.append(task.layer, values.pop(site.key), values.pop(site.value), self._rows)
+        elif task.kind is TaskKind.LOCAL:
+            attention.local(task.layer, values[site.query], site.spec, self._rows)
+        elif task.kind is TaskKind.ATTEND:
+            run = spec.run_of(task)
+            slot, rows = self._slot(task), self._rows[run.seat][1]
+            attention.attend(slot, task.group, run, values[site.query], site.spec, rows)
+        elif task.kind is TaskKind.MERGE:
+            values[site.out] = attention.merge(values.pop(site.query), site.spec, self._rows)
+        return None
+
+    def _transfer(self, task: Task, spec: RoundSpec) -> Transfer:
+        """The copy of a fetch."""
+        run = spec.run_of(task)
+        source = self._rows[run.seat][1].kv.host_view(task.layer, run.start, run.stop)
+        return Transfer(self.store.ring[self._slot(task)].data_ptr(), source.data_ptr(), source.nbytes, True)
+
+    def _offload(self, task: Task, spec: RoundSpec, stream: torch.cuda.Stream) -> None:
+        run = spec.run_of(task)
+        seat, rows = self._rows[run.seat]
+        size = self.store.layout.block_bytes
+        address = rows.kv.host_view(task.layer, run.start, run.stop).data_ptr()
+        for index, chunk in enumerate(range(run.start, run.stop)):
+            block = self.store.blocks[task.layer, rows.kv.blocks[seat.device_slot(chunk)]]
+            Transfer(address + index * size, block.data_ptr(), size, False).launch(stream)
+
+    def _slot(self, task: Task) -> int:
+        return (self._rotation + task.slot) % self.store.staging_slots
+
+    # After the target
+
+    def _accept_and_draft(self, plan: Plan, batch: RoundBatch, logits: Tensor, ready: torch.cuda.Event) -> None:
+        """Acceptance and draft steps, in their order, on the draft's stream: the link goes on meanwhile."""
+        stream = self._streams[Lane.DRAFT]
+        stream.wait_event(ready)
+        with torch.cuda.stream(stream):
+            for task in plan.tasks:
+                if task.kind is TaskKind.ACCEPT:
+                    batch.accept(wanted_logits(logits, batch))
+                elif task.kind is TaskKind.DRAFT:
+                    batch.draft(task.step)
+            stream.synchronize()
+
+    def _fetched_bytes(self, plan: Plan, spec: RoundSpec) -> int:
+        tasks = [t for t in plan.tasks if t.kind is TaskKind.FETCH and t.phase != "before"]
+        return sum(spec.run_of(task).count for task in tasks) * self.store.layout.block_bytes
+
+
+def _waits_for_store(plan: Plan) -> bool:
+    """Whether target or link need what the store lane does in the same round."""
+    waits = (step.name for step in plan.steps if step.op is StepOp.WAIT and step.lane is not Lane.STORE)
+    return any(plan.by_name[name].kind is TaskKind.OFFLOAD for name in waits)

@@ -1,0 +1,136 @@
+"""What the attention kernels read of a verification round, in device buffers that stay where they are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from specstream.batch import RoundBatch
+from specstream.kernels.triton_attend import MAX_OWN_ROWS, Seats
+from specstream.kv import SequenceKV
+from specstream.round_spec import RoundSpec, SeatSpec
+
+
+@dataclass(frozen=True)
+class TableSizes:
+    """Sizes of the tables of one kind of round."""
+
+    seats: int
+    rows: int
+    """Padded: rows beyond those of seats are computed and ignored."""
+    blocks: int
+    """Device blocks that a seat may attend to."""
+    append_blocks: int
+    """Device blocks that a seat's rows may fall into."""
+    groups: int
+    """Groups that stream in each layer."""
+    chunks_per_group: int
+
+
+@dataclass
+class RoundTables:
+    """Rows, lengths and block tables of a round; seats are numbered in the order of `RoundSpec.seats`."""
+
+    sizes: TableSizes
+    device: torch.device
+    input_ids: Tensor = field(init=False)
+    """int64 [1, rows]"""
+    position_ids: Tensor = field(init=False)
+    """int64 [1, rows]"""
+    logit_rows: Tensor = field(init=False)
+    """int64 [rows]: all of them; it never changes."""
+    ancestors: Tensor = field(init=False)
+    """int64 [rows, 2]: each row sees itself and the rows of its seat before it."""
+    local: Seats = field(init=False)
+    """The keys on the device."""
+    groups: tuple[Seats, ...] = field(init=False)
+    """The keys of each streamed group, in a ring slot; only the group's own seat has rows."""
+    position: Tensor = field(init=False)
+    """int32 [seats]: committed tokens, where the seat's first row goes."""
+    append_table: Tensor = field(init=False)
+    """int32 [seats, append_blocks]"""
+
+    def __post_init__(self) -> None:
+        sizes, pin = self.sizes, self.device.type == "cuda"
+        wide, narrow = 4 * sizes.rows, sizes.seats * (4 + sizes.blocks + sizes.append_blocks + 2 * sizes.groups)
+        self._host = [torch.zeros(n, dtype=d, pin_memory=pin) for n, d in ((wide, torch.int64), (narrow, torch.int32))]
+        self._tensors = [torch.zeros_like(buffer, device=self.device) for buffer in self._host]
+        mine, theirs = self._cut(self._tensors), self._cut(self._host)
+        self._write = {name: tensor.numpy() for name, tensor in theirs.items()}
+        self.input_ids, self.position_ids = mine["input_ids"][None], mine["position_ids"][None]
+        self.logit_rows = torch.arange(sizes.rows, device=self.device)
+        self.ancestors, self.position = mine["ancestors"], mine["position"]
+        self.append_table = mine["append_table"]
+        self.local = Seats(mine["row_start"], mine["row_count"], mine["block_table"], mine["key_count"])
+        in_order = torch.arange(sizes.chunks_per_group, dtype=torch.int32, device=self.device)
+        slot = in_order.repeat(sizes.seats, 1)
+        self.groups = tuple(
+            Seats(mine["row_start"], mine["group_rows"][group], slot, mine["group_keys"][group])
+            for group in range(sizes.groups)
+        )
+
+    def fill(self, spec: RoundSpec, batch: RoundBatch, chunk_tokens: int) -> None:
+        """Writes a round's own values; on a device, by one copy for each dtype on the current stream."""
+        write = self._write
+        for table in write.values():
+            table.fill(0)
+        ids, positions = (batch.inputs[name][0] for name in ("input_ids", "position_ids"))
+        write["input_ids"][: len(ids)], write["position_ids"][: len(ids)] = ids.numpy(), positions.numpy()
+        places = {}
+        for index, seat in enumerate(spec.seats):
+            rows, kv = batch.seats[seat.seat], batch.seats[seat.seat].kv
+            places[seat.seat] = index
+            write["row_start"][index], write["row_count"][index] = rows.start, rows.count
+            write["position"][index] = kv.length
+            write["ancestors"][rows.start : rows.stop] = _CHAIN[: rows.count]
+            past = _past_blocks(seat, kv, chunk_tokens)
+            write["block_table"][index, : len(past)] = past
+            write["key_count"][index] = kv.length - seat.streamed * chunk_tokens
+            first, last = kv.length // chunk_tokens, (kv.length + rows.count - 1) // chunk_tokens
+            target = [kv.blocks[seat.device_slot(chunk)] for chunk in range(first, last + 1)]
+            write["append_table"][index, : len(target)] = target
+        for group, run in enumerate(spec.groups):
+            index = places[run.seat]
+            write["group_rows"][group, index] = batch.seats[run.seat].count
+            write["group_keys"][group, index] = run.count * chunk_tokens
+        for mine, theirs in zip(self._tensors, self._host, strict=True):
+            mine.copy_(theirs, non_blocking=True)
+
+    def _cut(self, buffers: list[Tensor]) -> dict[str, Tensor]:
+        """Names for the parts of the two buffers, int64 and int32."""
+        sizes = self.sizes
+        wide = torch.split(buffers[0], [sizes.rows, sizes.rows, 2 * sizes.rows])
+        seats, groups = sizes.seats, sizes.groups
+        parts = [seats] * 4 + [seats * sizes.blocks, seats * sizes.append_blocks, groups * seats, groups * seats]
+        narrow = torch.split(buffers[1], parts)
+        return {
+            "input_ids": wide[0],
+            "position_ids": wide[1],
+            "ancestors": wide[2].view(sizes.rows, 2),
+            "row_start": narrow[0],
+            "row_count": narrow[1],
+            "key_count": narrow[2],
+            "position": narrow[3],
+            "block_table": narrow[4].view(seats, sizes.blocks),
+            "append_table": narrow[5].view(seats, sizes.append_blocks),
+            "group_rows": narrow[6].view(groups, seats),
+            "group_keys": narrow[7].view(groups, seats),
+        }
+
+
+def _chain() -> Tensor:
+    """int64 [MAX_OWN_ROWS, 2]: row j sees rows 0 to j."""
+    seen = torch.ones(MAX_OWN_ROWS, MAX_OWN_ROWS, dtype=torch.int64).tril().view(MAX_OWN_ROWS, 2, 64)
+    return (seen << torch.arange(64)).sum(-1)
+
+
+_CHAIN = _chain().numpy()
+
+
+def _past_blocks(seat: SeatSpec, kv: SequenceKV, chunk_tokens: int) -> list[int]:
+    """Device blocks of the committed tokens that are not fetched, the open one last."""
+    chunks = -(-kv.length // chunk_tokens)
+    past = [*range(min(seat.resident, chunks)), *range(seat.on_host.stop, chunks)]
+    return [kv.blocks[seat.device_slot(chunk)] for chunk in past]

@@ -1,0 +1,69 @@
+"""Rounds whose attention the Triton kernels compute, in Triton's interpreter: the tokens of the target alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from specstream.attention import LayerAttention
+from specstream.attention_choice import KernelChoice
+from specstream.engine import Engine
+from specstream.kernel_attention import KernelAttention
+from tests.helpers import Request, cpu_executor, make_engine, model, prompt, reference, serve
+
+pytestmark = pytest.mark.interpreter
+
+
+def kernel_engine(name: str, **options: Any) -> tuple[Engine, list[bool]]:
+    """An engine whose rounds use the kernels where they can; and for each round whether it did."""
+    target = model(name, torch.float32, layers=2)
+    engine = make_engine(target, target, debug=True, **{"max_model_len": 96} | options)
+    store, used = engine._executor.store, []
+    choice = KernelChoice(store, engine._planner.model.spec, store.num_blocks, LayerAttention(store))
+
+    def choose(spec: Any, batch: Any) -> Any:
+        attention = choice(spec, batch)
+        used.append(isinstance(attention, KernelAttention))
+        return attention
+
+    cpu_executor(engine)._choose_attention = choose
+    return engine, used
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("qwen3", {"gpu_kv_budget": "min", "chunk_tokens": 16, "num_speculative_tokens": 3}),
+        ("qwen3", {"gpu_kv_budget": "auto", "chunk_tokens": 16, "num_speculative_tokens": 4}),
+        ("llama3", {"gpu_kv_budget": "12KiB", "chunk_tokens": 4, "group_chunks": 3, "num_speculative_tokens": 6}),
+    ],
+)
+def test_tokens_are_those_of_the_target_alone(name: str, options: dict[str, Any]) -> None:
+    engine, used = kernel_engine(name, max_num_seqs=2, **options)
+    with engine:
+        requests = [Request(prompt(37), 7), Request(prompt(5), 9, joins=1), Request(prompt(60), 3, joins=2)]
+        serve(engine, requests)
+        metrics = engine.metrics()
+    for request in requests:
+        own = reference(engine_target(name), request.prompt, request.max_new_tokens)
+        assert request.tokens == own.tokens, f"gaps {own.gaps}"
+    assert sum(used) > len(used) / 2
+    assert metrics.mean_acceptance_length > 2.5
+
+
+def engine_target(name: str) -> torch.nn.Module:
+    return model(name, torch.float32, layers=2)
+
+
+def test_many_rows_are_left_to_the_library() -> None:
+    target = engine_target("qwen3")
+    engine, used = kernel_engine("qwen3", gpu_kv_budget="min", chunk_tokens=64, max_model_len=256)
+    with engine:
+        out: Any = engine.generate([list(prompt(150))], max_new_tokens=3)
+    assert out[0, 150:].tolist() == reference(target, prompt(150), 3).tokens
+    assert used[0] is False
+    assert used[-1] is True
