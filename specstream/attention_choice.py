@@ -13,6 +13,7 @@ from specstream.kv import DeviceStore
 from specstream.round_spec import RoundSpec
 from specstream.round_tables import RoundTables, TableSizes
 
+LEAST_HEAD_DIM = 16
 ROW_STEP = 8
 """Rows are padded to a multiple of it, so that few sizes occur."""
 
@@ -35,9 +36,11 @@ class KernelChoice:
     def kernels(self, spec: RoundSpec, batch: RoundBatch) -> KernelAttention | None:
         """The kernels' attention with its tables filled, or None if they cannot compute the round.
 
-        That is if a request has too many rows, or rows of the round are written to the host in it: the kernels write
+        That is if heads are too small for a device's matrix units, a request has too many rows, or rows of the round are written to the host in it: the kernels write
         them to the device later than the plan's append, which that copy waits for.
         """
+        if self.store.layout.head_dim < LEAST_HEAD_DIM and self.store.device.type == "cuda":
+            return None
         if any(rows.count > MAX_OWN_ROWS for rows in batch.seats.values()):
             return None
         if any(seat.offload and seat.offloaded.stop > seat.open for seat in spec.seats):

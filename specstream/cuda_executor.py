@@ -88,7 +88,7 @@ class CudaExecutor:
             self._values = {}
             self._attention.forget()
         self.streamed_bytes += spec.streamed_bytes
-        self.link_bytes += self._fetched_bytes(plan, spec)
+        self.link_bytes += spec.fetched_bytes
         self._rotation = (self._rotation + spec.num_fetches) % self.store.staging_slots
 
     def reset_counters(self) -> None:
@@ -217,7 +217,7 @@ class CudaExecutor:
     def _store(self, plan: Plan, spec: RoundSpec) -> torch.cuda.Event | None:
         """Launches the store lane of a round whose rows it does not touch; returns its end."""
         stream = self._streams[Lane.STORE]
-        tasks = [task for task in plan.tasks if task.kind is TaskKind.OFFLOAD]
+        tasks = plan.by_kind[TaskKind.OFFLOAD]
         if not tasks:
             return None
         stream.wait_stream(self._streams[Lane.TARGET])
@@ -278,16 +278,10 @@ class CudaExecutor:
         stream = self._streams[Lane.DRAFT]
         stream.wait_event(ready)
         with torch.cuda.stream(stream):
-            for task in plan.tasks:
-                if task.kind is TaskKind.ACCEPT:
-                    batch.accept(wanted_logits(logits, batch))
-                elif task.kind is TaskKind.DRAFT:
-                    batch.draft(task.step)
+            batch.accept(wanted_logits(logits, batch))
+            for task in plan.by_kind[TaskKind.DRAFT]:
+                batch.draft(task.step)
             stream.synchronize()
-
-    def _fetched_bytes(self, plan: Plan, spec: RoundSpec) -> int:
-        tasks = [t for t in plan.tasks if t.kind is TaskKind.FETCH and t.phase != "before"]
-        return sum(spec.run_of(task).count for task in tasks) * self.store.layout.block_bytes
 
 
 def _waits_for_store(plan: Plan) -> bool:

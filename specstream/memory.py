@@ -14,6 +14,10 @@ from specstream.options import Options, format_size, parse_size
 MAX_GROUPS = 16
 """Groups a layer and request that an automatic group size aims at: fewer and larger copies use the link better."""
 AUTO_SLOTS = 4
+OWN_DEVICE_SLOTS = 8
+"""The fetches in flight last as long as the host needs between two rounds."""
+GROUP_BYTES = 16 << 20
+"""Below that, copies to a device of its own do not reach the link's speed, and there are many of them to launch."""
 MIN_AUTO_CHUNK, MAX_AUTO_CHUNK = 16, 512
 """Tokens."""
 HOST_SHARE = 0.8
@@ -133,8 +137,9 @@ def plan_memory(
     tail = tail_slots_for(options.num_speculative_tokens, chunk_tokens)
     least = _device_bytes(layout, _given(options.staging_slots, 1), _given(options.group_chunks, 1), tail)
     most = layout.chunk_bytes * max(tail, request_chunks) * options.max_num_seqs
-    wanted_group = _given(options.group_chunks, -(-request_chunks // MAX_GROUPS))
-    wanted_slots = _given(options.staging_slots, AUTO_SLOTS)
+    own_device = free_device is not None
+    wanted_group = _given(options.group_chunks, _auto_group(layout, request_chunks, options.max_num_seqs, own_device))
+    wanted_slots = _given(options.staging_slots, OWN_DEVICE_SLOTS if own_device else AUTO_SLOTS)
     if options.gpu_kv_budget == "auto":
         ring = _device_bytes(layout, wanted_slots, wanted_group, 0)
         room = int(free * DEVICE_SHARE) if free_device is None else int(free_device * OWN_DEVICE_SHARE) - draft_kv
@@ -181,6 +186,14 @@ def plan_memory(
 def _resident(total: int, free_blocks: int, empty_seats: int, tail: int) -> int:
     blocks = max(min(total, tail), free_blocks - tail * (empty_seats - 1))
     return total if blocks >= total else max(0, blocks - tail)
+
+
+def _auto_group(layout: ChunkLayout, request_chunks: int, requests: int, own_device: bool) -> int:
+    """Chunks of a group: on a device of its own so many that a layer of all requests has few groups, none too small."""
+    if not own_device:
+        return -(-request_chunks // MAX_GROUPS)
+    together = -(-request_chunks * requests // max(MAX_GROUPS, requests))
+    return min(request_chunks, max(together, GROUP_BYTES // layout.block_bytes))
 
 
 def _given(option: int | str, automatic: int) -> int:

@@ -72,6 +72,10 @@ class Plan:
     def by_name(self) -> dict[str, Task]:
         return {task.name: task for task in self.tasks}
 
+    @cached_property
+    def by_kind(self) -> dict[TaskKind, tuple[Task, ...]]:
+        return {kind: tuple(task for task in self.tasks if task.kind is kind) for kind in TaskKind}
+
     def check(self, following: Plan | None = None) -> None:
         """Proves the plan correct over two rounds: this one and `following` (default: this one again, if it can).
 

@@ -24,20 +24,29 @@ def cuda_engine(target: Any, draft: Any, **options: Any) -> tuple[Engine, CudaEx
     return engine, engine._executor
 
 
-@pytest.mark.parametrize("budget", ["min", "96KiB", "auto"])
-@pytest.mark.parametrize("name", ["qwen3", "llama3", "phi3", "gemma"])
+SIZES: dict[str, dict[str, Any]] = {
+    "qwen3": {"head_dim": 64},
+    "llama3": {"head_dim": 96},
+    "phi3": {"hidden_size": 128},
+    "gemma": {"head_dim": 256},
+    "smollm": {"head_dim": 4},  # too small for the kernels
+}
+
+
+@pytest.mark.parametrize("budget", ["min", "512KiB", "auto"])
+@pytest.mark.parametrize("name", SIZES)
 def test_requests_that_join_and_leave_get_the_targets_tokens(name: str, budget: str) -> None:
     """Ragged requests, chunks of 16 tokens; float32, where near-ties are one in tens of thousands."""
-    target = build(name, torch.float32, 0, eos_token_id=None).to("cuda")
-    draft = build(name, torch.float32, 0, eos_token_id=None).to("cuda")
-    expected = build(name, torch.float32, 0, eos_token_id=None)
+    target = build(name, torch.float32, 0, eos_token_id=None, **SIZES[name]).to("cuda")
+    draft = build(name, torch.float32, 0, eos_token_id=None, **SIZES[name]).to("cuda")
+    expected = build(name, torch.float32, 0, eos_token_id=None, **SIZES[name])
     engine, executor = cuda_engine(
         target, draft, max_model_len=256, chunk_tokens=16, gpu_kv_budget=budget, max_num_seqs=3, debug=True
     )
     with engine:
         requests = [Request(prompt(150), 60), Request(prompt(9), 80, joins=2), Request(prompt(40), 33, joins=9)]
         serve(engine, requests)
-        assert executor._graphs, "no round was replayed"
+        assert bool(executor._graphs) == (name != "smollm"), "which rounds are replayed"
         assert engine.metrics().mean_acceptance_length > 4.5
     with specstream.compile(expected, None, max_model_len=256) as alone:
         for request in requests:
