@@ -108,12 +108,13 @@ def build_engine(
     if draft is not None:
         _check_pair(target.spec, draft.spec, max_len)
     window = DraftWindow(max_len, options.draft_window, options.draft_sink)
+    drafter_kind = _drafter_kind(device)
     memory = plan_memory(
         options,
         target.spec,
         weights=target.weight_bytes,
         draft_weights=draft.weight_bytes if draft else 0,
-        draft_kv=options.max_num_seqs * Drafter.bytes_per_seat(draft, window) if draft else 0,
+        draft_kv=options.max_num_seqs * drafter_kind.bytes_per_seat(draft, window) if draft else 0,
         free_device=torch.cuda.mem_get_info(device)[0] if on_cuda else None,
     )
     store = DeviceStore(
@@ -125,7 +126,7 @@ def build_engine(
         options.debug,
     )
     host = HostStore(memory.layout, memory.host_budget, memory.extent_chunks, options.debug, pinned=on_cuda)
-    drafter = Drafter(draft, window, target.spec.vocab_size) if draft else None
+    drafter = drafter_kind(draft, window, target.spec.vocab_size, options.max_num_seqs) if draft else None
     planner = Planner(target, CUDA_PROFILE if on_cuda else CPU_PROFILE, memory.draft_weights)
     executor = _executor(target, store, memory)
     return Engine(options, memory, planner, executor, host, drafter, tokenizer, generation_config)
@@ -138,6 +139,14 @@ def _executor(target: PartitionedModel, store: DeviceStore, memory: MemoryPlan) 
 
     most_blocks = memory.layout.chunks_of(memory.max_model_len) + memory.tail_slots
     return CudaExecutor(target, store, min(memory.num_blocks, most_blocks))
+
+
+def _drafter_kind(device: torch.device) -> type[Drafter]:
+    if device.type == "cpu":
+        return Drafter
+    from specstream.cuda_draft import CudaDrafter
+
+    return CudaDrafter
 
 
 def check_tokenizers(target: Any, draft: Any) -> None:

@@ -10,7 +10,7 @@ from specstream.graph import ModelSpec
 from specstream.kernel_attention import KernelAttention
 from specstream.kernels.triton_attend import MAX_OWN_ROWS
 from specstream.kv import DeviceStore
-from specstream.round_spec import RoundSpec
+from specstream.round_spec import ChunkRun, RoundSpec, SeatSpec
 from specstream.round_tables import RoundTables, TableSizes
 
 LEAST_HEAD_DIM = 16
@@ -36,33 +36,40 @@ class KernelChoice:
     def kernels(self, spec: RoundSpec, batch: RoundBatch) -> KernelAttention | None:
         """The kernels' attention with its tables filled, or None if they cannot compute the round.
 
-        That is if heads are too small for a device's matrix units, a request has too many rows, or rows of the round are written to the host in it: the kernels write
-        them to the device later than the plan's append, which that copy waits for.
+        That is if heads are too small for a device's matrix units, a request has too many rows, or rows of the round
+        are written to the host in it: the kernels write them to the device later than the plan's append, which that
+        copy waits for.
         """
+        if any(seat.offload and seat.offloaded.stop > seat.open for seat in spec.seats):
+            return None
+        return self.kernels_for(spec.seats, spec.groups, batch)
+
+    def kernels_for(
+        self, seats: tuple[SeatSpec, ...], groups: tuple[ChunkRun, ...], batch: RoundBatch
+    ) -> KernelAttention | None:
+        """The same for seats and groups that are no whole round."""
         if self.store.layout.head_dim < LEAST_HEAD_DIM and self.store.device.type == "cuda":
             return None
         if any(rows.count > MAX_OWN_ROWS for rows in batch.seats.values()):
             return None
-        if any(seat.offload and seat.offloaded.stop > seat.open for seat in spec.seats):
-            return None
-        sizes = self.sizes(spec, batch)
+        sizes = self.sizes(seats, groups, batch)
         attention = self._made.get(sizes)
         if attention is None:
             tables = RoundTables(sizes, self.store.device)
             most_rows = min(MAX_OWN_ROWS, sizes.rows)
             attention = KernelAttention(self.store, tables, self.model.attentions[0], most_rows)
             self._made[sizes] = attention
-        attention.tables.fill(spec, batch, self.store.layout.chunk_tokens)
+        attention.tables.fill(seats, groups, batch, self.store.layout.chunk_tokens)
         return attention
 
-    def sizes(self, spec: RoundSpec, batch: RoundBatch) -> TableSizes:
+    def sizes(self, seats: tuple[SeatSpec, ...], groups: tuple[ChunkRun, ...], batch: RoundBatch) -> TableSizes:
         """Of the tables of a round."""
         rows = batch.inputs["input_ids"].shape[1]
         return TableSizes(
-            seats=len(spec.seats),
+            seats=len(seats),
             rows=-(-rows // ROW_STEP) * ROW_STEP,
             blocks=self.most_blocks,
             append_blocks=1 + -(-MAX_OWN_ROWS // self.store.layout.chunk_tokens),
-            groups=len(spec.groups),
-            chunks_per_group=spec.chunks_per_group,
+            groups=len(groups),
+            chunks_per_group=self.store.chunks_per_group,
         )

@@ -113,7 +113,7 @@ class CudaExecutor:
         target = self._streams[Lane.TARGET]
         with torch.cuda.stream(target):
             kernels = self._choice.kernels(spec, batch)
-        key = (plan.spec, self._rotation, self._choice.sizes(spec, batch))
+        key = (plan.spec, self._rotation, self._choice.sizes(spec.seats, spec.groups, batch))
         self._attention = self._choice.for_prompts if kernels is None else kernels
         if kernels is None or not spec.warm or key not in self._seen:
             if kernels is not None and spec.warm:

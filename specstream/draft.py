@@ -62,8 +62,6 @@ class DraftWindow:
 class _DraftSeat:
     """What the drafter has computed for the request in a seat."""
 
-    kv: Tensor
-    """[layers, 2, kv_heads, storage, head_dim]"""
     cached: list[int] = field(default_factory=list)
     """Tokens whose KV is there, candidates included."""
     agreed: int = 0
@@ -82,11 +80,14 @@ class _DraftSeat:
 class Drafter:
     """Computes what comes next for several requests at once; what is made of that is for `speculate`."""
 
-    def __init__(self, model: PartitionedModel, window: DraftWindow, vocab_size: int) -> None:
-        """`vocab_size` is the target's. Where the two differ, the larger is padded: the draft's logits are brought to
-        the target's size, and what the draft has no embedding for it reads as token 0."""
-        self.model, self.window, self.vocab_size = model, window, vocab_size
+    def __init__(self, model: PartitionedModel, window: DraftWindow, vocab_size: int, max_seats: int) -> None:
+        """`max_seats` is how many requests there may be. `vocab_size` is the target's. Where the two differ, the larger
+        is padded: the draft's logits are brought to the target's size, and what the draft has no embedding for it reads
+        as token 0."""
+        self.model, self.window, self.vocab_size, self.max_seats = model, window, vocab_size, max_seats
         self._seats: dict[int, _DraftSeat] = {}
+        self._kv: dict[int, Tensor] = {}
+        """By seat, [layers, 2, kv_heads, storage, head_dim]."""
 
     @staticmethod
     def bytes_per_seat(model: PartitionedModel, window: DraftWindow) -> int:
@@ -99,13 +100,14 @@ class Drafter:
     def free(self, seat: int) -> None:
         """Forgets the request in a seat."""
         self._seats.pop(seat, None)
+        self._kv.pop(seat, None)
 
     def start(self, contexts: dict[int, list[int]]) -> dict[int, Tensor]:
         """First draft step: catches up with each request's committed tokens; returns logits [vocab] after them."""
         pending: dict[int, list[int]] = {}
         for seat, tokens in contexts.items():
             if seat not in self._seats:
-                self._seats[seat] = self._new_seat()
+                self._seats[seat] = _DraftSeat()
             state = self._seats[seat]
             state.align(tokens)
             pending[seat] = tokens[len(state.cached) :]
@@ -119,17 +121,18 @@ class Drafter:
         """A further draft step: logits [vocab] after the latest candidate of each request."""
         return self._feed({seat: [token] for seat, token in latest.items()}, logits=True)
 
-    def _new_seat(self) -> _DraftSeat:
-        spec = self.model.spec
-        shape = (spec.num_layers, 2, spec.num_kv_heads, self.window.storage, spec.head_dim)
-        with torch.inference_mode(False):  # it may be used outside of the caller's
-            return _DraftSeat(torch.empty(shape, dtype=spec.dtype, device=spec.device))
+    def _kv_of(self, seat: int) -> Tensor:
+        if seat not in self._kv:
+            spec = self.model.spec
+            shape = (spec.num_layers, 2, spec.num_kv_heads, self.window.storage, spec.head_dim)
+            with torch.inference_mode(False):  # it may be used outside of the caller's
+                self._kv[seat] = torch.empty(shape, dtype=spec.dtype, device=spec.device)
+        return self._kv[seat]
 
     def _feed(self, rows: dict[int, list[int]], *, logits: bool) -> dict[int, Tensor]:
         """Computes tokens after each request's cached ones; returns the logits after each one's last, if asked."""
         firsts = {seat: len(self._seats[seat].cached) for seat in rows}
-        own = self.model.spec.vocab_size
-        readable = {seat: [t if t < own else 0 for t in tokens] for seat, tokens in rows.items()}
+        readable = {seat: self._readable(tokens) for seat, tokens in rows.items()}
         values, places = flatten_rows(
             [(tokens, firsts[seat], int(logits)) for seat, tokens in readable.items()], self.model.spec.device
         )
@@ -146,9 +149,15 @@ class Drafter:
             self._seats[seat].cached += tokens
         if not logits:
             return {}
-        out = values[self.model.output][0, :, : self.vocab_size]
-        missing = self.vocab_size - out.shape[-1]
-        return dict(zip(rows, F.pad(out, (0, missing), value=float("-inf")), strict=True))
+        return dict(zip(rows, self._sized(values[self.model.output][0]), strict=True))
+
+    def _readable(self, tokens: list[int]) -> list[int]:
+        return [token if token < self.model.spec.vocab_size else 0 for token in tokens]
+
+    def _sized(self, logits: Tensor) -> Tensor:
+        """Logits [rows, vocab] brought to the target's vocabulary."""
+        out = logits[:, : self.vocab_size]
+        return F.pad(out, (0, self.vocab_size - out.shape[-1]), value=float("-inf"))
 
     def _attend(
         self,
@@ -163,7 +172,7 @@ class Drafter:
         group = attention.num_heads // attention.num_kv_heads
         for seat, (row, count) in spans.items():
             first, stop = firsts[seat], firsts[seat] + count
-            kv = self._seats[seat].kv[attention.layer]
+            kv = self._kv_of(seat)[attention.layer]
             own = torch.arange(first, stop, device=query.device)
             kv[:, :, self.window.slots(own)] = torch.stack(
                 [key[0, :, row : row + count], value[0, :, row : row + count]]

@@ -10,7 +10,7 @@ from torch import Tensor
 from specstream.batch import RoundBatch
 from specstream.kernels.triton_attend import MAX_OWN_ROWS, Seats
 from specstream.kv import SequenceKV
-from specstream.round_spec import RoundSpec, SeatSpec
+from specstream.round_spec import ChunkRun, SeatSpec
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,9 @@ class RoundTables:
             for group in range(sizes.groups)
         )
 
-    def fill(self, spec: RoundSpec, batch: RoundBatch, chunk_tokens: int) -> None:
+    def fill(
+        self, seats: tuple[SeatSpec, ...], groups: tuple[ChunkRun, ...], batch: RoundBatch, chunk_tokens: int
+    ) -> None:
         """Writes a round's own values; on a device, by one copy for each dtype on the current stream."""
         write = self._write
         for table in write.values():
@@ -79,7 +81,7 @@ class RoundTables:
         ids, positions = (batch.inputs[name][0] for name in ("input_ids", "position_ids"))
         write["input_ids"][: len(ids)], write["position_ids"][: len(ids)] = ids.numpy(), positions.numpy()
         places = {}
-        for index, seat in enumerate(spec.seats):
+        for index, seat in enumerate(seats):
             rows, kv = batch.seats[seat.seat], batch.seats[seat.seat].kv
             places[seat.seat] = index
             write["row_start"][index], write["row_count"][index] = rows.start, rows.count
@@ -91,7 +93,7 @@ class RoundTables:
             first, last = kv.length // chunk_tokens, (kv.length + rows.count - 1) // chunk_tokens
             target = [kv.blocks[seat.device_slot(chunk)] for chunk in range(first, last + 1)]
             write["append_table"][index, : len(target)] = target
-        for group, run in enumerate(spec.groups):
+        for group, run in enumerate(groups):
             index = places[run.seat]
             write["group_rows"][group, index] = batch.seats[run.seat].count
             write["group_keys"][group, index] = run.count * chunk_tokens

@@ -13,9 +13,16 @@ from specstream.attention import LayerAttention
 from specstream.attention_choice import KernelChoice
 from specstream.engine import Engine
 from specstream.kernel_attention import KernelAttention
+from specstream.kernels import tiling
 from tests.helpers import Request, cpu_executor, make_engine, model, prompt, reference, serve
 
 pytestmark = pytest.mark.interpreter
+
+
+@pytest.fixture(autouse=True)
+def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter runs programs one after the other."""
+    monkeypatch.setattr(tiling, "MAX_SPLITS", 2)
 
 
 def kernel_engine(name: str, **options: Any) -> tuple[Engine, list[bool]]:
@@ -67,3 +74,39 @@ def test_many_rows_are_left_to_the_library() -> None:
     assert out[0, 150:].tolist() == reference(target, prompt(150), 3).tokens
     assert used[0] is False
     assert used[-1] is True
+
+
+@pytest.mark.parametrize("window", [None, 8])
+def test_the_drafter_of_a_device_proposes_what_the_cpus_does(
+    window: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ragged catch-up, rejected candidates, and a window in whole blocks; without graphs, which need a device."""
+    from specstream import cuda_draft
+    from specstream.draft import Drafter, DraftWindow
+    from tests.helpers import captured
+
+    monkeypatch.setattr(cuda_draft, "BLOCK_TOKENS", 8)
+    monkeypatch.setattr(cuda_draft, "FEED_TOKENS", 8)
+    monkeypatch.setattr(cuda_draft.CudaDrafter, "_capture", lambda *_: None)
+    graph = captured(engine_target("qwen3"))
+    spans = DraftWindow(64, window, 4)
+    host = Drafter(graph, spans, graph.spec.vocab_size, 2)
+    device = cuda_draft.CudaDrafter(graph, spans, graph.spec.vocab_size, 2)
+    text = {0: list(prompt(40)), 1: list(prompt(9))}
+    for _ in range(3):
+        drawn: list[dict[int, int]] = []
+        for drafter in (host, device):
+            logits = drafter.start({seat: list(tokens) for seat, tokens in text.items()})
+            if window is None:
+                drawn.append({seat: int(values.argmax()) for seat, values in logits.items()})
+            else:
+                assert all(values.isfinite().all() for values in logits.values())
+            for step in range(2):
+                logits = drafter.extend({0: 5 + step, 1: 9})
+                if window is None:
+                    drawn[-1] |= {10 * step + 2 + seat: int(v.argmax()) for seat, v in logits.items()}
+        if window is None:
+            assert drawn[0] == drawn[1]
+        text = {seat: [*tokens, 5, 11] if seat == 0 else [*tokens, 9] for seat, tokens in text.items()}
+    device.free(0)
+    assert len(device.store.free_blocks) == device.blocks.blocks

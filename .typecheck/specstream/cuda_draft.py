@@ -1,0 +1,1 @@
+../../specstream/cuda_draft.py

@@ -1,0 +1,149 @@
+"""The drafter on a CUDA device: KV in blocks, attention by the kernels, and each size of step a graph of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from specstream.attention import Attention
+from specstream.attention_choice import KernelChoice
+from specstream.batch import RoundBatch, SeatRows, flatten_rows
+from specstream.draft import FEED_TOKENS, Drafter, DraftWindow
+from specstream.graph import PartitionedModel
+from specstream.kernel_attention import KernelAttention
+from specstream.kv import ChunkLayout, DeviceStore, SequenceKV
+from specstream.prompt_attention import PromptAttention
+from specstream.round_spec import SeatSpec
+from specstream.round_tables import TableSizes
+
+BLOCK_TOKENS = 64
+
+
+@dataclass(frozen=True)
+class BlockWindow:
+    """A window in whole blocks: sinks stay, later blocks are used in turn, the oldest dropped first."""
+
+    sink_blocks: int
+    ring_blocks: int
+    window: int
+    """Tokens; the latest that must be there."""
+
+    @classmethod
+    def of(cls, window: DraftWindow) -> BlockWindow:
+        whole = -(-window.capacity // BLOCK_TOKENS)
+        if window.window is None:
+            return cls(whole, 0, window.capacity)
+        sinks = -(-window.sink // BLOCK_TOKENS)
+        ring = -(-(window.window + FEED_TOKENS) // BLOCK_TOKENS) + 1
+        return cls(sinks, ring, window.window) if sinks + ring < whole else cls(whole, 0, window.capacity)
+
+    @property
+    def blocks(self) -> int:
+        return self.sink_blocks + self.ring_blocks
+
+    def seat(self, seat: int, length: int, rows: int) -> SeatSpec:
+        """Where a request's KV is while `rows` more tokens are computed; blocks that are dropped count as streamed."""
+        dropped = max(0, (length - self.window) // BLOCK_TOKENS - self.sink_blocks)
+        first, last = length // BLOCK_TOKENS, (length + rows - 1) // BLOCK_TOKENS
+        return SeatSpec(seat, self.sink_blocks, max(1, self.ring_blocks), dropped, 0, first, last + 1 - first)
+
+
+@dataclass
+class CapturedStep:
+    """A graph of all pieces and attentions of the draft."""
+
+    graph: torch.cuda.CUDAGraph
+    logits: Tensor
+    """[1, rows, vocab], written by every replay."""
+
+
+class CudaDrafter(Drafter):
+    """Computes on the current stream; steps of few rows are captured the second time they occur."""
+
+    def __init__(self, model: PartitionedModel, window: DraftWindow, vocab_size: int, max_seats: int) -> None:
+        super().__init__(model, window, vocab_size, max_seats)
+        self.blocks = BlockWindow.of(window)
+        layout = ChunkLayout.of(model.spec, BLOCK_TOKENS)
+        self.store = DeviceStore(layout, self.blocks.blocks * max_seats, 1, 1, model.spec.device)
+        self._choice = KernelChoice(self.store, model.spec, self.blocks.blocks, PromptAttention(self.store))
+        self._places: dict[int, SequenceKV] = {}
+        self._steps: dict[TableSizes, CapturedStep | None] = {}
+        """None: it has run once, which has compiled its kernels."""
+
+    @staticmethod
+    def bytes_per_seat(model: PartitionedModel, window: DraftWindow) -> int:
+        layout = ChunkLayout.of(model.spec, BLOCK_TOKENS)
+        return BlockWindow.of(window).blocks * layout.chunk_bytes
+
+    def free(self, seat: int) -> None:
+        super().free(seat)
+        place = self._places.pop(seat, None)
+        if place is not None:
+            self.store.give_back(place.blocks)
+
+    def _feed(self, rows: dict[int, list[int]], *, logits: bool) -> dict[int, Tensor]:
+        """Computes tokens after each request's cached ones; returns the logits after each one's last, if asked."""
+        flat = [(self._readable(tokens), len(self._seats[seat].cached), 1) for seat, tokens in rows.items()]
+        inputs, places = flatten_rows(flat)
+        seats = {seat: SeatRows(self._place(seat), *place) for seat, place in zip(rows, places, strict=True)}
+        specs = tuple(self.blocks.seat(seat, each.kv.length, each.count) for seat, each in seats.items())
+        batch = RoundBatch(inputs, seats, _ignore, _ignore)
+        output = self._compute(specs, batch)
+        for seat, tokens in rows.items():
+            self._seats[seat].cached += tokens
+        if not logits:
+            return {}
+        wanted = inputs["logit_rows"].to(output.device, non_blocking=True)
+        last = output[0] if output.shape[1] == len(rows) else output[0, wanted]
+        return dict(zip(rows, self._sized(last[: len(rows)]), strict=True))
+
+    def _place(self, seat: int) -> SequenceKV:
+        if seat not in self._places:
+            blocks = self.store.take(self.blocks.blocks)
+            limit = self.window.capacity
+            self._places[seat] = SequenceKV(self.store.layout, limit, self.blocks.sink_blocks, 1, blocks, None)
+        place = self._places[seat]
+        place.length = len(self._seats[seat].cached)
+        return place
+
+    def _compute(self, specs: tuple[SeatSpec, ...], batch: RoundBatch) -> Tensor:
+        """All pieces and attentions; returns the logits, for the rows asked for or for all."""
+        kernels = self._choice.kernels_for(specs, (), batch)
+        rows = {spec.seat: (spec, batch.seats[spec.seat]) for spec in specs}
+        if kernels is None:
+            return self._run(self._choice.for_prompts, batch, rows)
+        sizes = kernels.tables.sizes
+        step = self._steps.get(sizes)
+        if step is None and sizes in self._steps:
+            step = self._steps[sizes] = self._capture(kernels, batch, rows)
+        self._steps.setdefault(sizes, None)
+        if step is None:
+            return self._run(kernels, batch, rows)
+        step.graph.replay()
+        return step.logits
+
+    def _capture(
+        self, attention: KernelAttention, batch: RoundBatch, rows: dict[int, tuple[SeatSpec, SeatRows]]
+    ) -> CapturedStep:
+        stream = torch.cuda.current_stream(self.store.device)
+        stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+            logits = self._run(attention, batch, rows)
+        return CapturedStep(graph, logits)
+
+    def _run(self, attention: Attention, batch: RoundBatch, rows: dict[int, tuple[SeatSpec, SeatRows]]) -> Tensor:
+        values = attention.inputs(batch)
+        for index, piece in enumerate(self.model.pieces):
+            piece.run(values)
+            if index < len(self.model.sites):
+                site = self.model.sites[index]
+                attention.append(index, values.pop(site.key), values.pop(site.value), rows)
+                attention.local(index, values[site.query], site.spec, rows)
+                values[site.out] = attention.merge(values.pop(site.query), site.spec, rows)
+        return values[self.model.output]
+
+
+def _ignore(_: object) -> None: ...
