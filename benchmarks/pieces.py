@@ -1,11 +1,11 @@
 """What the target's pieces cost without their attention: milliseconds a pass, interpreted and compiled.
 
-    python benchmarks/pieces.py [--rows 2 8 40 264] [--fixed] [--setting max_autotune_gemm=1] [--json]
+    python benchmarks/pieces.py [--rows 2 8 40 264] [--fuse] [--fixed] [--setting max_autotune_gemm=1] [--json]
 
 Needs a CUDA device. The pieces are those of a random model of Qwen3-8B's shape in bfloat16; in place of an attention
 its queries are copied. A pass over all pieces is one CUDA graph; a figure is the least of several replays. The floor is
-the time that reading all weights but the embedding table takes at the rate at which the device copies. `--fixed` also
-compiles for each number of rows apart.
+the time that reading all weights but the embedding table takes at the rate at which the device copies. `--fuse` also
+measures q, k and v as one product, `--fixed` code for each number of rows apart.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from specstream.capture import capture
 from specstream.compiler import model_passes
 from specstream.graph import AttentionSite, PartitionedModel
 from specstream.passes.compile_pieces import CompilePieces
+from specstream.passes.fuse_projections import FuseProjections
 from specstream.pipeline import PassRunner
 from specstream.probe import run_pieces
 
@@ -113,12 +114,17 @@ def setting(text: str) -> tuple[str, Any]:
 
 
 @torch.inference_mode()
-def run(layers: int, all_rows: Sequence[int], fixed: bool, settings: tuple[tuple[str, Any], ...]) -> dict[str, Any]:
+def run(
+    layers: int, all_rows: Sequence[int], fuse: bool, fixed: bool, settings: tuple[tuple[str, Any], ...]
+) -> dict[str, Any]:
     started = time.perf_counter()
     model = build(layers)
     plain = cut(model)
     captured = time.perf_counter()
-    compiled: PartitionedModel = PassRunner("pieces").run((CompilePieces(settings=settings),), plain)
+    compile_pieces, join = CompilePieces(settings=settings), FuseProjections()
+    variants = {"interpreted": plain, "compiled": PassRunner("pieces").run((compile_pieces,), plain)}
+    if fuse:
+        variants["joined"] = PassRunner("pieces").run((join, compile_pieces), plain)
     embedding = model.get_parameter("model.embed_tokens.weight")  # only the rows of the tokens are read
     read = plain.weight_bytes - embedding.nbytes
     result: dict[str, Any] = {
@@ -128,11 +134,12 @@ def run(layers: int, all_rows: Sequence[int], fixed: bool, settings: tuple[tuple
         "seconds_to_build_and_capture": captured - started,
         "seconds_to_compile": time.perf_counter() - captured,
         "weight_bytes_without_embedding": read,
+        "bytes_of_joined_weights": join.extra_bytes(plain),
         "floor_ms": read / bytes_per_millisecond(),
         "rows": {},
     }
     for rows in all_rows:
-        figures = {"interpreted": measure(plain, rows), "compiled": measure(compiled, rows)}
+        figures = {name: measure(pieces, rows) for name, pieces in variants.items()}
         if fixed:
             step = CompilePieces(rows=rows, logit_rows=min(rows, LOGIT_ROWS), settings=settings)
             figures["fixed"] = measure(PassRunner("pieces").run((step,), plain), rows)
@@ -144,11 +151,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", type=int, default=36)
     parser.add_argument("--rows", type=int, nargs="+", default=[2, 8, 40, 264])
+    parser.add_argument("--fuse", action="store_true", help="also with joined projections")
     parser.add_argument("--fixed", action="store_true", help="also compile for each number of rows apart")
     parser.add_argument("--setting", type=setting, action="append", default=[], help="Inductor's, as NAME=JSON")
     parser.add_argument("--json", action="store_true", help="print JSON")
     arguments = parser.parse_args()
-    result = run(arguments.layers, arguments.rows, arguments.fixed, tuple(arguments.setting))
+    result = run(arguments.layers, arguments.rows, arguments.fuse, arguments.fixed, tuple(arguments.setting))
     if arguments.json:
         print(json.dumps(result))
         return

@@ -22,6 +22,7 @@ from specstream.graph import AttentionSite, PartitionedModel, Piece
 from specstream.ops import stream_verify
 from specstream.options import Options
 from specstream.passes.compile_pieces import CompiledPiece, CompilePieces, _check_general
+from specstream.passes.fuse_projections import FuseProjections
 from specstream.pipeline import PassRunner
 from specstream.probe import run_pieces
 from specstream.structure import structure_of, with_weight_inputs
@@ -218,9 +219,9 @@ def test_engine_on_compiled_pieces_decodes_the_target(compiled: PartitionedModel
 
 
 @needs_compiler
-def test_rows_may_be_fixed() -> None:
-    plain = compile_model(build("plain_repeat", torch.float32, layers=1), "m", None)
-    fixed = PassRunner("m").run((CompilePieces(rows=6, logit_rows=2),), plain)
+def test_rows_may_be_fixed_and_projections_joined() -> None:
+    plain = compile_model(build("qwen2", torch.float32, num_hidden_layers=1), "m", None)
+    fixed = PassRunner("m").run((FuseProjections(), CompilePieces(rows=6, logit_rows=2)), plain)
     given = inputs(6, 2)
     with torch.no_grad():
         logits = run_pieces(fixed, given, attend)
