@@ -7,6 +7,8 @@ from torch import nn
 from specstream.capture import capture, forward_of
 from specstream.graph import PartitionedModel
 from specstream.passes.canonicalize import Canonicalize
+from specstream.passes.compile_pieces import CompilePieces
+from specstream.passes.fuse_projections import FuseProjections
 from specstream.passes.partition import Partition
 from specstream.passes.select_logits import SelectLogits
 from specstream.passes.stream_attention import StreamAttention
@@ -37,3 +39,29 @@ def compile_model(model: nn.Module, name: str, max_model_len: int | None, role: 
     partitioned: PartitionedModel = PassRunner(f"{role}_{name}").run(model_passes(max_model_len), captured)
     probe(forward_of(model), partitioned, max_model_len=max_model_len)
     return partitioned
+
+
+def lower_model(
+    model: nn.Module,
+    partitioned: PartitionedModel,
+    max_model_len: int | None,
+    role: str = "model",
+    max_rows: int = CompilePieces.max_rows,
+    fuse_projections: bool = False,
+) -> PartitionedModel:
+    """Has Inductor compile the pieces of a model, for CUDA devices, and proves the result as `compile_model` does.
+
+    Args:
+        model, max_model_len, role: as they were given to `compile_model`.
+        partitioned: what it returned.
+        max_rows: the most rows that one call may have.
+        fuse_projections: join q, k and v, at the cost of a copy of their weights.
+
+    Raises:
+        UnsupportedModel: if the compiled pieces compute something else.
+    """
+    compile_pieces = CompilePieces(max_rows=max_rows)
+    steps: tuple[Pass, ...] = (FuseProjections(), compile_pieces) if fuse_projections else (compile_pieces,)
+    lowered: PartitionedModel = PassRunner(f"{role}_{partitioned.spec.name}_lowered").run(steps, partitioned)
+    probe(forward_of(model), lowered, max_model_len=max_model_len)
+    return lowered

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -97,10 +98,20 @@ class Piece:
 
     def run(self, values: dict[str, Tensor]) -> None:
         """Reads its inputs from the environment, adds its outputs, and drops what nobody reads any more."""
-        outputs = self.module(*[values[name] for name in self.inputs])
+        outputs = self.compute([values[name] for name in self.inputs])
         for name in self.frees:
             del values[name]
         values.update(zip(self.outputs, outputs, strict=True))
+
+    def compute(self, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+        """The outputs, from the inputs; here by interpreting the module."""
+        outputs: Sequence[Tensor] = self.module(*inputs)
+        return outputs
+
+    @property
+    def title(self) -> str:
+        """What it reads, writes and frees, for dumps."""
+        return f"{self.inputs} -> {self.outputs}, frees {self.frees}"
 
     @cached_property
     def weight_bytes(self) -> int:
@@ -165,7 +176,7 @@ class PartitionedModel:
     def to_text(self) -> str:
         parts = [f"# {self.spec}"]
         for index, piece in enumerate(self.pieces):
-            parts.append(f"# piece {index}: {piece.inputs} -> {piece.outputs}, frees {piece.frees}")
+            parts.append(f"# piece {index}: {piece.title}")
             parts.append(str(piece.module.graph))
             if index < len(self.sites):
                 parts.append(f"# attention {self.sites[index]}")
