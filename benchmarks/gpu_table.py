@@ -161,7 +161,11 @@ def main() -> None:
             print(f"--limit-seconds: not begun: {command}", file=sys.stderr)
             continue
         print(f"\nspecstream bench {command}", flush=True)
-        keep(arguments.file, command, measure(command))
+        result = measure(command)
+        if "error" in result:
+            print(f"failed: {result['error']}", file=sys.stderr)
+        if "error" not in result or "error" in known:
+            keep(arguments.file, command, result)
     print("\n" + table(rows, read(arguments.file)))
 
 

@@ -25,7 +25,7 @@ from specstream.bench_machine import (
     versions,
 )
 from specstream.bench_report import Progress, link_use, memory_rows, milliseconds, report
-from specstream.bench_setup import bench_model, given_options, memory_figures, memory_options
+from specstream.bench_setup import bench_model, given_options, memory_figures, memory_options, named_as_typed
 from specstream.cli import UsageError, chosen_options
 from specstream.engine import Engine
 from specstream.options import format_size
@@ -49,7 +49,8 @@ class DecodeStep:
 
 def run(given: argparse.Namespace) -> int:
     """The command."""
-    figures = measure(given, Progress())
+    with named_as_typed():
+        figures = measure(given, Progress())
     title = f"{given.target}, draft {given.draft}, {given.batch} x {given.context} tokens"
     report(title, _rows(figures), figures, given.json)
     return 0

@@ -26,7 +26,7 @@ from specstream.bench_machine import (
     versions,
 )
 from specstream.bench_report import Progress, link_use, memory_rows, milliseconds, report
-from specstream.bench_setup import bench_model, given_options, memory_figures, memory_options
+from specstream.bench_setup import bench_model, given_options, memory_figures, memory_options, named_as_typed
 from specstream.bench_steady import Round, SteadyRounds
 from specstream.cli import UsageError, chosen_options
 from specstream.engine import Engine
@@ -34,10 +34,14 @@ from specstream.options import format_size
 from specstream.plan import Lane
 from specstream.simulate import simulate
 
+MOST_QUERIES = 129
+"""A token of the target's own and 128 candidates."""
+
 
 def run(given: argparse.Namespace) -> int:
     """The command."""
-    figures = measure(given, Progress())
+    with named_as_typed():
+        figures = measure(given, Progress())
     title = f"{given.target}, {given.batch} x {given.context} tokens, {given.queries} queries"
     report(title, _rows(figures), figures, given.json)
     return 0
@@ -45,6 +49,8 @@ def run(given: argparse.Namespace) -> int:
 
 def measure(given: argparse.Namespace, progress: Progress) -> dict[str, Any]:
     """Builds an engine, runs the rounds and returns the figures."""
+    if given.queries > MOST_QUERIES:
+        raise UsageError(f"--queries {given.queries}: at most {MOST_QUERIES}")
     device = choose_device(given.device)
     options = chosen_options(given) | {
         "num_speculative_tokens": max(1, given.queries - 1),
@@ -60,15 +66,9 @@ def measure(given: argparse.Namespace, progress: Progress) -> dict[str, Any]:
     with progress.working(f"making and capturing {given.target}"):
         target = bench_model(given.target, given.context, getattr(torch, given.dtype), device)
         options = memory_options(target, options, given.resident)
+        history = history_tokens(given, warmup, options["chunk_tokens"])
         engine = api.compile(target.module, None, **options)
     with closing(engine):
-        commits = (warmup + given.rounds) // given.commit_every if given.commit_every else 0
-        history = given.context - given.queries - 1 - commits * engine.memory.layout.chunk_tokens
-        if history < 1:
-            raise UsageError(
-                f"--context {given.context} leaves no history before {given.queries} queries and {commits} commits of "
-                f"{engine.memory.layout.chunk_tokens} tokens"
-            )
         with progress.working("filling the history"):
             steady = SteadyRounds(engine, given.batch, history, given.queries, given.commit_every)
         setup_seconds = time.perf_counter() - started
@@ -88,6 +88,16 @@ def measure(given: argparse.Namespace, progress: Progress) -> dict[str, Any]:
             "peak_device_bytes": peak_memory(device),
             "rounds": [asdict(one) for one in rounds],
         }
+
+
+def history_tokens(given: argparse.Namespace, warmup: int, chunk_tokens: int) -> int:
+    """Tokens of each request before the first round, so that the last round just reaches the context's end."""
+    commits = (warmup + given.rounds) // given.commit_every if given.commit_every else 0
+    history: int = given.context - given.queries - 1 - commits * chunk_tokens
+    if history < 1:
+        commit = f" and {commits} commits of {chunk_tokens} tokens" if commits else ""
+        raise UsageError(f"--context {given.context} leaves no history before {given.queries} queries{commit}")
+    return history
 
 
 def summarise(rounds: list[Round], link: float) -> dict[str, Any]:

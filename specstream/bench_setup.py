@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from transformers.utils import logging
 
 from specstream.cli import UsageError
 from specstream.engine import Engine
+from specstream.errors import InvalidOption
 from specstream.graph import AttentionSpec, ModelSpec
 from specstream.memory import MemoryPlan, plan_memory
 from specstream.models.load import load_model
@@ -21,6 +25,8 @@ from specstream.options import Options
 
 UNLIMITED = 1 << 60
 """Bytes: more than any machine has."""
+FLAGS = {"max_model_len": "context", "max_num_seqs": "batch", "num_speculative_tokens": "depth", "preset": "target"}
+"""Options that a benchmark has flags of its own for."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +47,15 @@ class BenchModel:
         return {"name": self.name, "parameters": self.parameters, "rope": self.rope_note or None}
 
 
+@contextmanager
+def named_as_typed() -> Iterator[None]:
+    """Lets refusals of options name the benchmarks' own flags."""
+    try:
+        yield
+    except InvalidOption as error:
+        raise InvalidOption(FLAGS.get(error.name, error.name), error.given, error.allowed, error.way_out) from error
+
+
 def bench_model(name: str, max_model_len: int, dtype: torch.dtype, device: torch.device, seed: int = 0) -> BenchModel:
     """A preset with random weights, or the model in a directory.
 
@@ -52,6 +67,7 @@ def bench_model(name: str, max_model_len: int, dtype: torch.dtype, device: torch
         return BenchModel(name, dummy_model(config, dtype, device, seed), note)
     if not Path(name).expanduser().is_dir():
         raise UsageError(f"{name}: no such folder, and no preset; the presets are {', '.join(PRESETS)}")
+    logging.disable_progress_bar()
     module, _, loaded_name = load_model(Path(name).expanduser(), dtype, device)
     return BenchModel(loaded_name, module)
 
@@ -66,7 +82,7 @@ def memory_options(target: BenchModel, options: dict[str, Any], resident: float)
     """
     if "gpu_kv_budget" in options:
         return options
-    plan = plan_memory(Options(**options), _kv_spec(target.module), weights=0, free_host=UNLIMITED)
+    plan = plan_memory(Options(**options), _kv_spec(target), weights=0, free_host=UNLIMITED)
     return options | {
         "chunk_tokens": plan.layout.chunk_tokens,
         "group_chunks": plan.chunks_per_group,
@@ -98,12 +114,13 @@ def _device_chunks(plan: MemoryPlan, resident: float) -> int:
     return min(total, int(resident * total) + plan.tail_slots)
 
 
-def _kv_spec(module: nn.Module) -> ModelSpec:
+def _kv_spec(model: BenchModel) -> ModelSpec:
     """What sizes of KV depend on, from a transformers model's configuration."""
+    module = model.module
     config: Any = transformers_parts(module)[0].config.get_text_config()
     heads: int = config.num_attention_heads
     kv_heads: int = getattr(config, "num_key_value_heads", None) or heads
     head_dim: int = getattr(config, "head_dim", None) or config.hidden_size // heads
     layers = (AttentionSpec(layer, "", heads, kv_heads, head_dim, 1.0) for layer in range(config.num_hidden_layers))
     tensor = next(module.parameters())
-    return ModelSpec("", config.vocab_size, tensor.dtype, tensor.device, max_positions(module), tuple(layers))
+    return ModelSpec(model.name, config.vocab_size, tensor.dtype, tensor.device, max_positions(module), tuple(layers))
