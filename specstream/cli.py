@@ -20,6 +20,7 @@ from specstream.errors import InvalidOption, OutOfBudget, SpecStreamError
 from specstream.options import Options
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
+OPTION_NAMES = tuple(field.name for field in fields(Options))
 METAVARS = {"Size": "SIZE", "int": "N", "float": "X"}
 """By what an option's type contains."""
 USAGE, FAILURE, INTERRUPTED, BROKEN_PIPE = 2, 1, 130, 141
@@ -133,15 +134,15 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
-    demo = _command(commands, "demo", _demo, "answer questions over a long text with the bundled models")
-    demo.add_argument("--context", type=_positive, default=4096, metavar="N", help="tokens of text (4096)")
-    demo.add_argument("--facts", type=_positive, default=4, metavar="N", help="facts hidden in it (4)")
-    demo.add_argument("--max-new-tokens", type=_positive, default=32, metavar="N", help="tokens of each answer (32)")
+    demo = add_command(commands, "demo", _demo, "answer questions over a long text with the bundled models")
+    demo.add_argument("--context", type=positive, default=4096, metavar="N", help="tokens of text (4096)")
+    demo.add_argument("--facts", type=positive, default=4, metavar="N", help="facts hidden in it (4)")
+    demo.add_argument("--max-new-tokens", type=positive, default=32, metavar="N", help="tokens of each answer (32)")
     demo.add_argument("--seed", type=int, default=0, help="chooses the facts and where they stand (0)")
     demo.add_argument("--json", metavar="FILE", help="write the figures there; - for stdout and nothing else")
-    _add_option_flags(demo)
+    add_option_flags(demo)
 
-    generate = _command(commands, "generate", _generate, "continue prompts with any pair of models")
+    generate = add_command(commands, "generate", _generate, "continue prompts with any pair of models")
     models = generate.add_argument_group("models")
     models.add_argument("--target", required=True, metavar="DIR|NAME", help="the model whose text you want")
     models.add_argument("--draft", default="none", metavar="DIR|NAME|none", help="the model that proposes (none)")
@@ -169,14 +170,19 @@ def _parser() -> argparse.ArgumentParser:
     choosing.add_argument("--seed", type=int, metavar="N", help="the same text every time")
     output = generate.add_argument_group("output")
     output.add_argument(
-        "--max-new-tokens", type=_positive, default=128, metavar="N", help="tokens a prompt at most (128)"
+        "--max-new-tokens", type=positive, default=128, metavar="N", help="tokens a prompt at most (128)"
     )
     output.add_argument("--json", action="store_true", help="one JSON object instead of text as it comes")
-    _add_option_flags(generate)
+    add_option_flags(generate)
+
+    from specstream.cli_bench import add_bench  # here, since it needs what this file defines
+
+    add_bench(commands)
     return parser
 
 
-def _command(commands: Any, name: str, run: Any, purpose: str) -> argparse.ArgumentParser:
+def add_command(commands: Any, name: str, run: Any, purpose: str) -> argparse.ArgumentParser:
+    """A command that calls `run`, or, if that is None, one with commands of its own."""
     parser: argparse.ArgumentParser = commands.add_parser(
         name,
         help=purpose,
@@ -184,16 +190,17 @@ def _command(commands: Any, name: str, run: Any, purpose: str) -> argparse.Argum
         epilog=EXIT_STATUS,
         allow_abbrev=False,
     )
-    parser.set_defaults(run=run)
+    if run is not None:
+        parser.set_defaults(run=run)
     return parser
 
 
-def _add_option_flags(parser: argparse.ArgumentParser) -> None:
-    """One flag for each field of `Options`, with the field's own description."""
+def add_option_flags(parser: argparse.ArgumentParser, names: Sequence[str] = OPTION_NAMES) -> None:
+    """One flag for each of these fields of `Options`, with the field's own description, and --debug."""
     group = parser.add_argument_group("options of specstream.compile")
     described = _field_docs(Options)
     for field in fields(Options):
-        if field.name == "debug":
+        if field.name == "debug" or field.name not in names:
             continue
         group.add_argument(
             f"--{field.name.replace('_', '-')}",
@@ -233,7 +240,7 @@ def _option_number(text: str) -> float | str | None:
         return _option_value(text)
 
 
-def _positive(text: str) -> int:
+def positive(text: str) -> int:
     if not text.isdecimal() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
     return int(text)

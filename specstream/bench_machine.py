@@ -1,0 +1,92 @@
+"""What benchmarks measure of the machine itself: link and memory bandwidth, peak memory, its name and versions."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specstream.errors import InvalidOption
+
+LINK_COPY_BYTES = {"cuda": 256 << 20, "cpu": 64 << 20}
+DEVICE_COPY_BYTES = {"cuda": 1 << 30, "cpu": 64 << 20}
+COPIES = 10
+
+
+def choose_device(name: str) -> torch.device:
+    """The device of a name; "auto" is the first CUDA device if there is one, else the CPU.
+
+    Raises:
+        InvalidOption: no such device here.
+    """
+    has_cuda = torch.cuda.is_available()
+    if name == "auto":
+        return torch.device("cuda", 0) if has_cuda else torch.device("cpu")
+    allowed = [f"cuda:{index}" for index in range(torch.cuda.device_count())] if has_cuda else []
+    choices = ("auto", "cpu", *(("cuda", *allowed) if has_cuda else ()))
+    if name not in choices:
+        raise InvalidOption("device", name, " or ".join(choices))
+    return torch.device("cuda", 0) if name == "cuda" else torch.device(name)
+
+
+def link_bandwidth(device: torch.device) -> float:
+    """Bytes a second from pinned host memory to the device, which must be idle; on a CPU, of a copy in its memory."""
+    size = LINK_COPY_BYTES[device.type]
+    source = torch.zeros(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
+    target = torch.zeros(size, dtype=torch.uint8, device=device)
+    return size / _best_seconds(lambda: target.copy_(source, non_blocking=True), device)
+
+
+def device_copy_bandwidth(device: torch.device) -> float:
+    """Bytes read and written a second by a copy in the device's own memory."""
+    size = DEVICE_COPY_BYTES[device.type]
+    source = torch.zeros(size, dtype=torch.uint8, device=device)
+    target = torch.zeros_like(source)
+    return 2 * size / _best_seconds(lambda: target.copy_(source), device)
+
+
+def _best_seconds(copy: Callable[[], Tensor], device: torch.device) -> float:
+    """The shortest of several times, by the device's own clock if it has one."""
+    times: list[float] = []
+    for _ in range(COPIES):
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+            with torch.cuda.device(device):
+                start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+                start.record()
+                copy()
+                end.record()
+            end.synchronize()
+            times.append(start.elapsed_time(end) / 1e3)
+        else:
+            before = time.perf_counter()
+            copy()
+            times.append(time.perf_counter() - before)
+    return min(times)
+
+
+def reset_peak_memory(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def peak_memory(device: torch.device) -> int | None:
+    """Most bytes that tensors on the device took at a time since `reset_peak_memory`; None on a CPU."""
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+
+
+def machine(device: torch.device) -> dict[str, Any]:
+    """The machine, for a report."""
+    host = f"{platform.system()} {platform.machine()}, Python {platform.python_version()}"
+    if device.type == "cuda":
+        return {"device": torch.cuda.get_device_name(device), "host": host, "cuda": torch.version.cuda}
+    return {"device": platform.processor() or platform.machine(), "host": host, "threads": torch.get_num_threads()}
+
+
+def versions() -> dict[str, str]:
+    return {name: version(name) for name in ("specstream", "torch", "transformers")}

@@ -1,0 +1,69 @@
+"""What the benchmarks print: progress on stderr while they work, then a table of figures, or JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from specstream.options import format_size
+
+
+class Progress:
+    """Says on stderr what is going on, if that is a terminal."""
+
+    def __init__(self) -> None:
+        self._console = Console(stderr=True)
+
+    @contextmanager
+    def working(self, text: str) -> Iterator[None]:
+        if self._console.is_terminal:
+            with self._console.status(text):
+                yield
+        else:
+            yield
+
+    def counted(self, numbers: Iterable[int], text: str) -> Iterable[int]:
+        """The numbers, with a bar."""
+        return track(numbers, text, console=self._console, transient=True, disable=not self._console.is_terminal)
+
+
+def report(title: str, rows: dict[str, str], figures: dict[str, Any], file: str | None) -> None:
+    """Prints the rows, and writes all figures to `file`; with a file of "-" prints the figures instead."""
+    text = json.dumps(figures, indent=2)
+    if file == "-":
+        print(text)
+        return
+    table = Table(title=title, title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
+    for name, value in rows.items():
+        table.add_row(name, value)
+    Console(highlight=False, markup=False, soft_wrap=True).print(table)
+    if file is not None:
+        Path(file).write_text(text + "\n", encoding="utf-8")
+
+
+def milliseconds(value: float | None) -> str:
+    return "not known" if value is None else f"{value:.3f} ms" if value < 10 else f"{value:.2f} ms"
+
+
+def link_use(figures: dict[str, Any]) -> str:
+    link = f"{figures['link_bytes_per_second'] / 1e9:.1f} GB/s"
+    used = figures["link_utilization"]
+    return f"none: nothing streams (the link: {link})" if used is None else f"{used:.4f} of {link}"
+
+
+def memory_rows(figures: dict[str, Any]) -> dict[str, str]:
+    """Of memory and the machine, which both benchmarks report."""
+    peak, planned = figures["peak_device_bytes"], format_size(figures["planned_device_bytes"])
+    return {
+        "chunks": f"{figures['chunk_tokens']} tokens, {figures['group_chunks']} a group, "
+        f"{figures['staging_slots']} slots",
+        "device memory": f"{planned} planned" if peak is None else f"{format_size(peak)} at most, {planned} planned",
+        "machine": f"{figures['machine']['device']}, torch {figures['versions']['torch']}",
+    }

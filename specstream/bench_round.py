@@ -1,0 +1,152 @@
+"""`specstream bench round`: verification rounds of a target alone, in steady state, over a history of random KV.
+
+Every seat verifies the same number of random candidates in every round. A round is then rolled back, so that all are
+alike; with --commit-every N every N-th one commits a whole chunk instead, and the chunk list changes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from contextlib import closing
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from specstream import api
+from specstream.bench_machine import (
+    choose_device,
+    device_copy_bandwidth,
+    link_bandwidth,
+    machine,
+    peak_memory,
+    reset_peak_memory,
+    versions,
+)
+from specstream.bench_report import Progress, link_use, memory_rows, milliseconds, report
+from specstream.bench_setup import bench_model, given_options, memory_figures, memory_options, named_as_typed
+from specstream.bench_steady import Round, SteadyRounds
+from specstream.cli import UsageError, chosen_options
+from specstream.engine import Engine
+from specstream.options import format_size
+from specstream.plan import Lane
+from specstream.simulate import simulate
+
+MOST_QUERIES = 129
+"""A token of the target's own and 128 candidates."""
+
+
+def run(given: argparse.Namespace) -> int:
+    """The command."""
+    with named_as_typed():
+        figures = measure(given, Progress())
+    title = f"{given.target}, {given.batch} x {given.context} tokens, {given.queries} queries"
+    report(title, _rows(figures), figures, given.json)
+    return 0
+
+
+def measure(given: argparse.Namespace, progress: Progress) -> dict[str, Any]:
+    """Builds an engine, runs the rounds and returns the figures."""
+    if given.queries > MOST_QUERIES:
+        raise UsageError(f"--queries {given.queries}: at most {MOST_QUERIES}")
+    device = choose_device(given.device)
+    options = chosen_options(given) | {
+        "num_speculative_tokens": max(1, given.queries - 1),
+        "max_model_len": given.context,
+        "max_num_seqs": given.batch,
+    }
+    # Before anything is counted, each kind of round that a commit leads to has been run.
+    warmup = max(given.warmup, 2 * given.commit_every + 1)
+    with progress.working("measuring link and memory"):
+        link, device_copy = link_bandwidth(device), device_copy_bandwidth(device)
+    reset_peak_memory(device)
+    started = time.perf_counter()
+    with progress.working(f"making and capturing {given.target}"):
+        target = bench_model(given.target, given.context, getattr(torch, given.dtype), device)
+        options = memory_options(target, options, given.resident)
+        history = history_tokens(given, warmup, options["chunk_tokens"])
+        engine = api.compile(target.module, None, **options)
+    with closing(engine):
+        with progress.working("filling the history"):
+            steady = SteadyRounds(engine, given.batch, history, given.queries, given.commit_every)
+        setup_seconds = time.perf_counter() - started
+        rounds = [steady.run() for _ in progress.counted(range(warmup + given.rounds), "rounds")][warmup:]
+        return {
+            "benchmark": "round",
+            "machine": machine(device),
+            "versions": versions(),
+            "options": given_options(given) | {"history": history, "warmup": warmup},
+            "target": target.figures(),
+            "setup_seconds": setup_seconds,
+            **memory_figures(engine),
+            "link_bytes_per_second": link,
+            "device_copy_bytes_per_second": device_copy,
+            **summarise(rounds, link),
+            "predicted_ms": predicted_ms(engine),
+            "peak_device_bytes": peak_memory(device),
+            "rounds": [asdict(one) for one in rounds],
+        }
+
+
+def history_tokens(given: argparse.Namespace, warmup: int, chunk_tokens: int) -> int:
+    """Tokens of each request before the first round, so that the last round just reaches the context's end."""
+    commits = (warmup + given.rounds) // given.commit_every if given.commit_every else 0
+    history: int = given.context - given.queries - 1 - commits * chunk_tokens
+    if history < 1:
+        commit = f" and {commits} commits of {chunk_tokens} tokens" if commits else ""
+        raise UsageError(f"--context {given.context} leaves no history before {given.queries} queries{commit}")
+    return history
+
+
+def summarise(rounds: list[Round], link: float) -> dict[str, Any]:
+    """What follows from the rounds and the link's bytes a second."""
+    times = [one.ms for one in rounds]
+    median, streamed = statistics.median(times), statistics.median(one.streamed_bytes for one in rounds)
+    launches = [one.launch_ms for one in rounds if one.launch_ms is not None]
+    # A history that grows takes longer: what a change costs shows in the time a byte.
+    costs = [one.ms / (one.streamed_bytes or 1) for one in rounds]
+    changed = [cost for cost, one in zip(costs, rounds, strict=True) if one.changed]
+    return {
+        "round_ms": median,
+        "round_ms_min": min(times),
+        "round_ms_max": max(times),
+        "streamed_bytes_per_round": streamed,
+        "link_utilization": streamed / (median / 1e3 * link) if streamed else None,
+        "launch_ms": statistics.median(launches) if launches else None,
+        "changed_rounds": len(changed),
+        "planned_rounds": sum(one.planned for one in rounds),
+        "slowest_changed_over_median": max(changed) / statistics.median(costs) if changed else None,
+    }
+
+
+def predicted_ms(engine: Engine) -> dict[str, float]:
+    """What the plan of the latest round says: the round, and how long each lane is busy in it."""
+    assert engine._latest_spec is not None
+    timeline = simulate(engine._planner.plan(engine._latest_spec.canonical()))
+    busy = {lane.value: timeline.busy_us(lane) / 1e3 for lane in Lane}
+    return {"round": timeline.round_us / 1e3} | {name: ms for name, ms in busy.items() if ms}
+
+
+def _rows(figures: dict[str, Any]) -> dict[str, str]:
+    predicted = ", ".join(f"{name} {ms:.2f}" for name, ms in figures["predicted_ms"].items())
+    rows = {
+        "round": f"{milliseconds(figures['round_ms'])} (median; {figures['round_ms_min']:.2f} to "
+        f"{figures['round_ms_max']:.2f} in {len(figures['rounds'])} rounds)",
+        "streamed a round": f"{format_size(figures['streamed_bytes_per_round'])} of {figures['options']['batch']} x "
+        f"{figures['options']['history']} tokens",
+        "link utilization": link_use(figures),
+        "copy on the device": f"{figures['device_copy_bytes_per_second'] / 1e9:.1f} GB/s",
+        "host launch": milliseconds(figures["launch_ms"]),
+        "predicted ms": predicted,
+        **memory_rows(figures),
+    }
+    if figures["target"]["rope"]:
+        rows["target's positions"] = figures["target"]["rope"]
+    if figures["changed_rounds"]:
+        rows["slowest changed round"] = (
+            f"{figures['slowest_changed_over_median']:.3f} x the median a byte; {figures['changed_rounds']} changed, "
+            f"{figures['planned_rounds']} planned anew"
+        )
+    return rows

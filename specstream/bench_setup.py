@@ -1,0 +1,126 @@
+"""What both benchmarks set up: models by preset or directory, and KV memory of which a given share is resident."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.utils import logging
+
+from specstream.cli import UsageError
+from specstream.engine import Engine
+from specstream.errors import InvalidOption
+from specstream.graph import AttentionSpec, ModelSpec
+from specstream.memory import MemoryPlan, plan_memory
+from specstream.models.load import load_model
+from specstream.models.presets import PRESETS, dummy_model, preset_config
+from specstream.models.rope import max_positions, transformers_parts
+from specstream.options import Options
+
+UNLIMITED = 1 << 60
+"""Bytes: more than any machine has."""
+FLAGS = {"max_model_len": "context", "max_num_seqs": "batch", "num_speculative_tokens": "depth", "preset": "target"}
+"""Options that a benchmark has flags of its own for."""
+
+
+@dataclass(frozen=True)
+class BenchModel:
+    """A model to measure."""
+
+    name: str
+    module: nn.Module
+    rope_note: str = ""
+    """What was done to its rotary embedding, if anything was."""
+
+    @property
+    def parameters(self) -> int:
+        return sum(parameter.numel() for parameter in self.module.parameters())
+
+    def figures(self) -> dict[str, Any]:
+        """For a report."""
+        return {"name": self.name, "parameters": self.parameters, "rope": self.rope_note or None}
+
+
+@contextmanager
+def named_as_typed() -> Iterator[None]:
+    """Lets refusals of options name the benchmarks' own flags."""
+    try:
+        yield
+    except InvalidOption as error:
+        raise InvalidOption(FLAGS.get(error.name, error.name), error.given, error.allowed, error.way_out) from error
+
+
+def bench_model(name: str, max_model_len: int, dtype: torch.dtype, device: torch.device, seed: int = 0) -> BenchModel:
+    """A preset with random weights, or the model in a directory.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    if name in PRESETS:
+        config, note = preset_config(name, max_model_len)
+        return BenchModel(name, dummy_model(config, dtype, device, seed), note)
+    if not Path(name).expanduser().is_dir():
+        raise UsageError(f"{name}: no such folder, and no preset; the presets are {', '.join(PRESETS)}")
+    logging.disable_progress_bar()
+    module, _, loaded_name = load_model(Path(name).expanduser(), dtype, device)
+    return BenchModel(loaded_name, module)
+
+
+def memory_options(target: BenchModel, options: dict[str, Any], resident: float) -> dict[str, Any]:
+    """`options` with every KV size that was left open, so that a share of each request's history is resident.
+
+    Args:
+        options: of `specstream.compile`, with max_model_len, max_num_seqs and num_speculative_tokens; a gpu_kv_budget
+            among them is left as it is, and `resident` is then of no meaning.
+        resident: from 0 (as little as works, with a ring of full size) to 1 (all).
+    """
+    if "gpu_kv_budget" in options:
+        return options
+    plan = plan_memory(Options(**options), _kv_spec(target), weights=0, free_host=UNLIMITED)
+    return options | {
+        "chunk_tokens": plan.layout.chunk_tokens,
+        "group_chunks": plan.chunks_per_group,
+        "staging_slots": plan.staging_slots,
+        "gpu_kv_budget": plan.ring + _device_chunks(plan, resident) * plan.layout.chunk_bytes * options["max_num_seqs"],
+    }
+
+
+def given_options(given: argparse.Namespace) -> dict[str, Any]:
+    """A command's options as they were given, for a report."""
+    return {name: value for name, value in vars(given).items() if name not in ("run", "json", "debug")}
+
+
+def memory_figures(engine: Engine) -> dict[str, Any]:
+    """The sizes that were planned."""
+    memory = engine.memory
+    return {
+        "chunk_tokens": memory.layout.chunk_tokens,
+        "group_chunks": memory.chunks_per_group,
+        "staging_slots": memory.staging_slots,
+        "device_kv_bytes": memory.device_kv,
+        "planned_device_bytes": memory.weights + memory.draft_weights + memory.draft_kv + memory.device_kv,
+    }
+
+
+def _device_chunks(plan: MemoryPlan, resident: float) -> int:
+    """Chunks on the device for each request: the resident ones and, unless those are all, a tail."""
+    total = plan.layout.chunks_of(plan.max_model_len)
+    return min(total, int(resident * total) + plan.tail_slots)
+
+
+def _kv_spec(model: BenchModel) -> ModelSpec:
+    """What sizes of KV depend on, from a transformers model's configuration."""
+    module = model.module
+    config: Any = transformers_parts(module)[0].config.get_text_config()
+    heads: int = config.num_attention_heads
+    kv_heads: int = getattr(config, "num_key_value_heads", None) or heads
+    head_dim: int = getattr(config, "head_dim", None) or config.hidden_size // heads
+    layers = (AttentionSpec(layer, "", heads, kv_heads, head_dim, 1.0) for layer in range(config.num_hidden_layers))
+    tensor = next(module.parameters())
+    return ModelSpec(model.name, config.vocab_size, tensor.dtype, tensor.device, max_positions(module), tuple(layers))

@@ -1,0 +1,96 @@
+"""Verification rounds in steady state: every seat verifies equally many random candidates, and is then rolled back."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from specstream.bench_history import place_history
+from specstream.engine import Engine
+from specstream.scheduler import RequestRows
+from specstream.sequence import Sequence
+from specstream.speculate import Candidates
+from specstream.speculator import Speculator
+
+
+@dataclass(frozen=True)
+class Round:
+    """One measured round."""
+
+    ms: float
+    """From the end of the round before to its own end."""
+    streamed_bytes: int
+    changed: bool
+    """Whether the round before had other chunks in its places."""
+    planned: bool
+    """Whether its structure was new, so that its time includes making the plan."""
+    launch_ms: float | None
+    """Of the host, until it first waits for the device; None if the executor does not say."""
+
+
+class GreedyOnDevice(Speculator):
+    """Greedy acceptance of equally many candidates a seat, decided on the device and read back once a round."""
+
+    def accept(self, rows: list[RequestRows], logits: Tensor) -> None:
+        chosen = logits.argmax(-1).view(len(rows), -1)
+        proposed = torch.tensor([row.candidates.tokens for row in rows], dtype=torch.int64, device=chosen.device)
+        accepted = (chosen[:, :-1] == proposed.view(len(rows), -1)).cumprod(1).sum(1, keepdim=True)
+        for row, (count, *tokens) in zip(rows, torch.cat([accepted, chosen], 1).tolist(), strict=True):
+            row.accepted, row.produced = count, tokens[: count + 1]
+
+    def judge(self, row: RequestRows) -> None:
+        """Never turns speculation off."""
+
+
+class SteadyRounds:
+    """Runs one round after the other on requests whose histories do not grow of their own accord."""
+
+    def __init__(self, engine: Engine, batch: int, history: int, queries: int, commit_every: int) -> None:
+        self.engine, self.queries, self.commit_every = engine, queries, commit_every
+        engine._speculator = GreedyOnDevice(engine._speculator.speculation, None)
+        room = engine.memory.max_model_len - history
+        self.sequences = [place_history(engine, history, max_new_tokens=room, seed=seat) for seat in range(batch)]
+        self._random = torch.Generator().manual_seed(0)
+        self._rounds = 0
+        self._last_end = time.perf_counter()
+
+    def run(self) -> Round:
+        """One round."""
+        engine = self.engine
+        planned_before, streamed_before = engine._planner.num_planned, engine._executor.streamed_bytes
+        seats_before = engine._latest_spec.seats if engine._latest_spec else ()
+        lengths = [self._propose(sequence) for sequence in self.sequences]
+        engine.step()
+        end = time.perf_counter()
+        seconds, self._last_end = end - self._last_end, end
+        assert engine._latest_spec is not None
+        self._rounds += 1
+        commits = bool(self.commit_every) and self._rounds % self.commit_every == 0
+        step = engine.memory.layout.chunk_tokens if commits else 0
+        for sequence, length in zip(self.sequences, lengths, strict=True):
+            self._move(sequence, length + step)
+        launch: float | None = getattr(engine._executor, "launch_seconds", None)
+        return Round(
+            ms=seconds * 1e3,
+            streamed_bytes=engine._executor.streamed_bytes - streamed_before,
+            changed=engine._latest_spec.seats != seats_before,
+            planned=engine._planner.num_planned > planned_before,
+            launch_ms=None if launch is None else launch * 1e3,
+        )
+
+    def _propose(self, sequence: Sequence) -> int:
+        """Gives the request random candidates; returns its length before they are verified."""
+        ids = torch.randint(self.engine.vocab_size, (self.queries - 1,), generator=self._random)
+        sequence.candidates = Candidates(ids.tolist())
+        assert sequence.kv is not None
+        return sequence.kv.length
+
+    def _move(self, sequence: Sequence, length: int) -> None:
+        """Makes `length` tokens committed: a rollback or a commit moves the cursor, and KV is there in either case."""
+        assert sequence.kv is not None
+        sequence.kv.length = length
+        del sequence.tokens[length + 1 :]
+        sequence.tokens += [0] * (length + 1 - len(sequence.tokens))
