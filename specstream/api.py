@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from specstream.compiler import compile_model
+from specstream.compiler import compile_model, lower_model
 from specstream.cost import CPU_PROFILE, CUDA_PROFILE
-from specstream.draft import Drafter, DraftWindow
+from specstream.draft import FEED_TOKENS, Drafter, DraftWindow
 from specstream.engine import Engine
 from specstream.errors import InvalidOption, UnsupportedModel
 from specstream.executor import CpuExecutor, Executor
@@ -60,7 +60,7 @@ def compile(target: Model, draft: Model | None = None, *, dtype: Any = None, **o
     limit = settings.max_model_len if isinstance(settings.max_model_len, int) else None
     if limit is not None and limit < LEAST_MODEL_LEN:
         raise InvalidOption("max_model_len", limit, f"at least {LEAST_MODEL_LEN}, so that the capture can be proven")
-    target_model = _captured("target", target_module, target_name, limit)
+    target_model = _captured("target", target_module, target_name, limit, settings)
     draft_model = None
     if draft is not None and settings.drafting != "off":
         draft_module, draft_tokenizer, draft_name = load_model(draft, dtype)
@@ -68,7 +68,7 @@ def compile(target: Model, draft: Model | None = None, *, dtype: Any = None, **o
         longest = resolve_max_model_len(settings, target_model.spec)
         with inherited_rope(draft_module, target_module, longest):
             reach = min(longest, max_positions(draft_module) or sys.maxsize)
-            draft_model = _captured("draft", draft_module, draft_name, reach)
+            draft_model = _captured("draft", draft_module, draft_name, reach, settings)
     if settings.rejection_sample_method == "synthetic":
         warnings.warn(
             "acceptance is made up (rejection_sample_method='synthetic'): the output of this engine is not the "
@@ -79,10 +79,15 @@ def compile(target: Model, draft: Model | None = None, *, dtype: Any = None, **o
     return build_engine(settings, target_model, draft_model, tokenizer, defaults)
 
 
-def _captured(role: str, model: nn.Module, name: str, max_model_len: int | None) -> PartitionedModel:
-    """`compile_model`, with refusals that say which of the two models is meant."""
+def _captured(role: str, model: nn.Module, name: str, max_model_len: int | None, options: Options) -> PartitionedModel:
+    """A model captured and cut, for CUDA devices compiled too; refusals say which of the two models is meant."""
     try:
-        return compile_model(model, name, max_model_len, role)
+        partitioned = compile_model(model, name, max_model_len, role)
+        if partitioned.spec.device.type == "cpu":
+            return partitioned
+        verified = options.max_num_seqs * (options.num_speculative_tokens + 1)
+        most_rows = max(options.max_num_batched_tokens + verified, options.max_num_seqs * FEED_TOKENS)
+        return lower_model(model, partitioned, max_model_len, role, most_rows)
     except UnsupportedModel as error:
         raise UnsupportedModel(f"{role} {error.module}".rstrip(), error.reason, error.way_out) from error
 

@@ -82,7 +82,9 @@ def memory_options(target: BenchModel, options: dict[str, Any], resident: float)
     """
     if "gpu_kv_budget" in options:
         return options
-    plan = plan_memory(Options(**options), _kv_spec(target), weights=0, free_host=UNLIMITED)
+    own_device = next(target.module.parameters()).device.type != "cpu"
+    free = UNLIMITED if own_device else None
+    plan = plan_memory(Options(**options), _kv_spec(target), weights=0, free_host=UNLIMITED, free_device=free)
     return options | {
         "chunk_tokens": plan.layout.chunk_tokens,
         "group_chunks": plan.chunks_per_group,
