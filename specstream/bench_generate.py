@@ -87,7 +87,8 @@ def measure(given: argparse.Namespace, progress: Progress) -> dict[str, Any]:
     with closing(engine):
         with progress.working(f"{'filling' if given.skip_prefill else 'making'} prompts of {prompt} tokens"):
             start_requests(engine, given.batch, prompt, given.new_tokens, given.skip_prefill)
-        setup_seconds = time.perf_counter() - started
+        setup_seconds, setup_peak = time.perf_counter() - started, peak_memory(device)
+        reset_peak_memory(device)
         with progress.working(f"decoding {given.batch} x {given.new_tokens} tokens"):
             steps = decode(engine)
         counted = steps[given.warmup :]
@@ -106,6 +107,7 @@ def measure(given: argparse.Namespace, progress: Progress) -> dict[str, Any]:
             "link_bytes_per_second": link,
             "prefill_seconds": None if given.skip_prefill else engine.metrics().prefill_seconds,
             **summarise(counted, given.depth if draft else 0, link),
+            "setup_peak_device_bytes": setup_peak,
             "peak_device_bytes": peak_memory(device),
         }
 

@@ -60,10 +60,13 @@ def link_use(figures: dict[str, Any]) -> str:
 
 def memory_rows(figures: dict[str, Any]) -> dict[str, str]:
     """Of memory and the machine, which both benchmarks report."""
-    peak, planned = figures["peak_device_bytes"], format_size(figures["planned_device_bytes"])
+    planned = f"{format_size(figures['planned_device_bytes'])} planned"
+    peaks = [figures[name] for name in ("peak_device_bytes", "setup_peak_device_bytes")]
     return {
         "chunks": f"{figures['chunk_tokens']} tokens, {figures['group_chunks']} a group, "
         f"{figures['staging_slots']} slots",
-        "device memory": f"{planned} planned" if peak is None else f"{format_size(peak)} at most, {planned} planned",
+        "device memory": planned
+        if None in peaks
+        else f"{format_size(peaks[0])} at most, {format_size(peaks[1])} while it was set up; {planned}",
         "machine": f"{figures['machine']['device']}, torch {figures['versions']['torch']}",
     }

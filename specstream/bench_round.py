@@ -71,7 +71,8 @@ def measure(given: argparse.Namespace, progress: Progress) -> dict[str, Any]:
     with closing(engine):
         with progress.working("filling the history"):
             steady = SteadyRounds(engine, given.batch, history, given.queries, given.commit_every)
-        setup_seconds = time.perf_counter() - started
+        setup_seconds, setup_peak = time.perf_counter() - started, peak_memory(device)
+        reset_peak_memory(device)
         rounds = [steady.run() for _ in progress.counted(range(warmup + given.rounds), "rounds")][warmup:]
         return {
             "benchmark": "round",
@@ -85,6 +86,7 @@ def measure(given: argparse.Namespace, progress: Progress) -> dict[str, Any]:
             "device_copy_bytes_per_second": device_copy,
             **summarise(rounds, link),
             "predicted_ms": predicted_ms(engine),
+            "setup_peak_device_bytes": setup_peak,
             "peak_device_bytes": peak_memory(device),
             "rounds": [asdict(one) for one in rounds],
         }

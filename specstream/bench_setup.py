@@ -77,10 +77,15 @@ def memory_options(target: BenchModel, options: dict[str, Any], resident: float)
 
     Args:
         options: of `specstream.compile`, with max_model_len, max_num_seqs and num_speculative_tokens; a gpu_kv_budget
-            among them is left as it is, and `resident` is then of no meaning.
+            among them is left as it is.
         resident: from 0 (as little as works, with a ring of full size) to 1 (all).
+
+    Raises:
+        UsageError: both a share and a gpu_kv_budget.
     """
     if "gpu_kv_budget" in options:
+        if resident:
+            raise UsageError("--resident and --gpu-kv-budget both say what stays on the device; give one of them")
         return options
     own_device = next(target.module.parameters()).device.type != "cpu"
     free = UNLIMITED if own_device else None
@@ -95,7 +100,7 @@ def memory_options(target: BenchModel, options: dict[str, Any], resident: float)
 
 def given_options(given: argparse.Namespace) -> dict[str, Any]:
     """A command's options as they were given, for a report."""
-    return {name: value for name, value in vars(given).items() if name not in ("run", "json", "debug")}
+    return {name: value for name, value in vars(given).items() if name not in ("run", "json", "debug", "version")}
 
 
 def memory_figures(engine: Engine) -> dict[str, Any]:

@@ -52,7 +52,7 @@ def test_memory_that_does_not_suffice_for_the_options_is_wrong_use(
     assert cli.main([*GENERATE, "--prompt", "a"]) == 1
 
 
-@pytest.mark.parametrize("command", [(), ("generate",), ("demo",)])
+@pytest.mark.parametrize("command", [(), ("generate",), ("demo",), ("bench",), ("bench", "round")])
 def test_help_tells_the_exit_status(command: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main([*command, "--help"])
