@@ -96,7 +96,9 @@ def _rewrite(node: fx.Node, given: dict[str, Any]) -> None:
         "scale": float(scale) if scale is not None else 1.0 / math.sqrt(example(query).shape[-1]),
         "enable_gqa": example(query).shape[1] != example(key).shape[1],
     }
-    refresh_example(node, query)
+    operand = example(query)
+    with operand.fake_mode:  # the attention's own fake may fix the number of tokens; `stream_attention` replaces it
+        node.meta["example_value"] = operand.new_empty((*operand.shape[:-1], example(value).shape[-1]))
 
 
 def strip_repeat(node: fx.Node) -> fx.Node:

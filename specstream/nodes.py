@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
@@ -91,7 +92,8 @@ def refresh_example(node: fx.Node, fallback: fx.Node) -> None:
         raise TypeError(f"{fallback} has no fake example value")
     args = fx.map_arg(node.args, example)
     kwargs = fx.map_arg(node.kwargs, example)
-    with value.fake_mode, torch.no_grad():
+    # The Python dispatcher: composite operators in C++ would fix sizes that are open.
+    with value.fake_mode, enable_python_dispatcher(), torch.no_grad():
         node.meta["example_value"] = _callable(node, args)(*args, **kwargs)
 
 
