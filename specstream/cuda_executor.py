@@ -7,6 +7,7 @@ copies are re-pointed when chunks are committed. The store lane, acceptance and 
 from __future__ import annotations
 
 import time
+from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +28,7 @@ from specstream.round_spec import RoundSpec
 from specstream.round_tables import TableSizes
 from specstream.streams import new_gate, new_stream, record
 
+KEPT_GRAPHS = 64
 Key = tuple[RoundSpec, int, TableSizes]
 """Rounds of one canonical form, ring rotation and sizes replay one graph."""
 
@@ -58,7 +60,7 @@ class CudaExecutor:
         self._streams = {lane: new_stream(device, high_priority=lane is not Lane.DRAFT) for lane in Lane}
         self._choice = KernelChoice(store, model.spec, most_blocks, PromptAttention(store))
         self._attention: Attention = self._choice.for_prompts
-        self._graphs: dict[Key, CapturedRound] = {}
+        self._graphs: OrderedDict[Key, CapturedRound] = OrderedDict()
         self._seen: set[Key] = set()
         """Rounds that have run once, which has compiled their kernels."""
         self._rotation = 0
@@ -127,6 +129,9 @@ class CudaExecutor:
         captured = self._graphs.get(key)
         if captured is None:
             captured = self._graphs[key] = self._capture(plan, spec, kernels)
+            if len(self._graphs) > KEPT_GRAPHS:
+                self._graphs.popitem(last=False)
+        self._graphs.move_to_end(key)
         self._repoint(captured, plan, spec)
         with torch.cuda.stream(target):
             captured.graph.replay()

@@ -64,7 +64,7 @@ class Engine:
         """The last round and which request sat where, as long as its prefetches are of use."""
         self._undelivered: list[StepOutput] = []
         """The inbox of submitted requests: what the next `step` returns."""
-        self._abandoned: Set[int] = frozenset()
+        self._abandoned: list[int] = []
         self._latest_spec: RoundSpec | None = None
         self._lock = threading.RLock()
         self._generating = self._in_round = self._closed = False
@@ -118,17 +118,8 @@ class Engine:
         return None
 
     def abandon(self, request_ids: Set[int]) -> None:
-        """Takes requests out whose outputs nobody will read: now, or before the next round if one is under way."""
-        self._abandoned |= request_ids
-        with suppress(EngineBusy):
-            self._drop_abandoned()
-
-    @exclusive
-    def _drop_abandoned(self) -> None:
-        for sequence in self._unfinished():
-            if sequence.request_id in self._abandoned:
-                self._leave(sequence, FinishReason.CANCELLED)
-        self._abandoned = frozenset()
+        """Notes requests whose outputs nobody will read, from any thread: they are taken out before the next call."""
+        self._abandoned.extend(request_ids)
 
     @property
     def vocab_size(self) -> int:
@@ -137,6 +128,8 @@ class Engine:
 
     @property
     def has_unfinished(self) -> bool:
+        with suppress(EngineBusy):
+            self._settle()
         return bool(self._unfinished() or self._undelivered)
 
     @exclusive
@@ -228,7 +221,6 @@ class Engine:
     def run_round(self) -> None:
         """One round; what it produced goes to the inboxes of its requests."""
         self._check_open()
-        self._drop_abandoned()
         self._in_round = True
         try:
             self._run_round()
@@ -254,8 +246,9 @@ class Engine:
             raise
         self._last = (spec, _seating(rows))
         try:
-            for row in rows:
-                self._commit(row, spec)
+            with self._scheduler.moving():
+                for row in rows:
+                    self._commit(row, spec)
         except BaseException:  # an interrupt between two assignments: some request may be half moved
             self._cancel_all()
             raise
@@ -280,6 +273,18 @@ class Engine:
     def _check_open(self) -> None:
         if self._closed:
             raise EngineClosed("the engine is closed; make a new one with specstream.compile")
+        self._settle()
+
+    @exclusive
+    def _settle(self) -> None:
+        """Clears away what an interrupt has left half done, and requests whose outputs nobody will read."""
+        if self._scheduler.half_moved:
+            self._cancel_all()
+        while self._abandoned:
+            request_id = self._abandoned.pop()
+            for sequence in self._unfinished():
+                if sequence.request_id == request_id:
+                    self._leave(sequence, FinishReason.CANCELLED)
 
     def _unfinished(self) -> list[Sequence]:
         return [*self._scheduler.waiting, *self._scheduler.running]
@@ -289,18 +294,29 @@ class Engine:
         self._drop_prefetches()
         self._speculator.forget(sequence)
         self._scheduler.remove(sequence)
+        return self._output(sequence, reason)
+
+    def _output(self, sequence: Sequence, reason: FinishReason) -> RequestOutput:
         return request_output(sequence, reason, synthetic=self._speculator.speculation.synthetic is not None)
+
+    def _tell(self, sequence: Sequence, output: RequestOutput) -> None:
+        """Tells a stream that waits for a request that it was cancelled."""
+        if sequence.inbox is not self._undelivered:
+            sequence.inbox.append(StepOutput(sequence.request_id, [], output))
 
     def _cancel(self, sequence: Sequence) -> RequestOutput:
         output = self._leave(sequence, FinishReason.CANCELLED)
-        if sequence.inbox is not self._undelivered:  # a stream that waits for it
-            sequence.inbox.append(StepOutput(sequence.request_id, [], output))
+        self._tell(sequence, output)
         return output
 
     def _cancel_all(self) -> None:
-        for sequence in self._unfinished():
-            self._cancel(sequence)
+        """Takes every request out and frees all memory, also what an interrupt has left half moved."""
+        self._drop_prefetches()
         self._undelivered.clear()
+        for sequence in self._unfinished():
+            self._speculator.forget(sequence)
+            self._tell(sequence, self._output(sequence, FinishReason.CANCELLED))
+        self._scheduler.clear()
 
     def _drop_prefetches(self) -> None:
         self._executor.drain()

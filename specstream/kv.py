@@ -131,6 +131,13 @@ class HostStore:
             if self.debug and run.extent.references[chunk] == 0:
                 run.extent.blocks[:, chunk].fill_(float("nan"))
 
+    def clear(self) -> None:
+        """Nobody holds anything any more."""
+        for extent in self.extents:
+            extent.references[:] = [0] * self.extent_chunks
+            if self.debug:
+                extent.blocks.fill_(float("nan"))
+
     def close(self) -> None:
         self.extents.clear()
 
@@ -175,6 +182,12 @@ class DeviceStore:
         """The lowest free blocks, so that neighbours stay neighbours."""
         taken, self.free_blocks = self.free_blocks[:count], self.free_blocks[count:]
         return taken
+
+    def clear(self) -> None:
+        """All blocks are free again."""
+        self.free_blocks = list(range(self.num_blocks))
+        if self.debug:
+            self.blocks.fill_(float("nan"))
 
     def give_back(self, blocks: list[int]) -> None:
         if self.debug:

@@ -10,20 +10,30 @@ Work = Callable[[], None]
 
 
 class Event:
-    """The moment everything put on a lane before `record` was done."""
+    """The moment everything put on a lane before `record` was done.
 
-    __slots__ = ("_flag",)
+    Made of a bare lock, not of `threading.Event`: that holds locks of its own in Python code, which an interrupt in
+    the middle of a wait would leave locked for good.
+    """
+
+    __slots__ = ("_done", "_lock")
 
     def __init__(self) -> None:
-        self._flag = threading.Event()
+        self._done = False
+        self._lock = threading.Lock()
+        self._lock.acquire()
 
     def set(self) -> None:
-        self._flag.set()
+        """Called once."""
+        self._done = True
+        self._lock.release()
 
     def wait(self, cancelled: Callable[[], bool]) -> None:
         """Blocks until set, or until `cancelled` says that it never will be."""
-        while not self._flag.wait(0.05):
-            if cancelled():
+        while not self._done:
+            if self._lock.acquire(timeout=0.05):
+                self._lock.release()  # for the next who waits; whoever misses it looks again
+            elif cancelled():
                 return
 
 

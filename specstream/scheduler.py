@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from specstream.errors import OutOfBudget
@@ -68,9 +70,28 @@ class Scheduler:
     waiting: deque[Sequence] = field(default_factory=deque)
     running: list[Sequence] = field(default_factory=list)
     free_seats: list[int] = field(init=False)
+    half_moved: bool = False
+    """Whether an error or an interrupt struck while memory changed hands: only `clear` helps then."""
 
     def __post_init__(self) -> None:
         self.free_seats = list(range(self.max_num_seqs))
+
+    @contextmanager
+    def moving(self) -> Iterator[None]:
+        """While it lasts, requests and memory change hands; what stops it in the middle leaves `half_moved`."""
+        before, self.half_moved = self.half_moved, True
+        yield
+        self.half_moved = before
+
+    def clear(self) -> None:
+        """Takes everything out and frees all memory, whatever state it was left in. Copies must have ended."""
+        self.half_moved = True
+        self.waiting.clear()
+        self.running.clear()
+        self.store.clear()
+        self.host.clear()
+        self.free_seats = list(range(self.max_num_seqs))
+        self.half_moved = False
 
     def check_fits(self, sequence: Sequence) -> None:
         """Refuses a request that can never run.
@@ -92,8 +113,7 @@ class Scheduler:
         """Seats waiting requests, in order, as far as memory goes."""
         admitted = []
         while self.waiting and self.free_seats and self._seat(self.waiting[0]):
-            admitted.append(self.waiting.popleft())
-        self.running += admitted
+            admitted.append(self.running[-1])
         return admitted
 
     def _seat(self, sequence: Sequence) -> bool:
@@ -103,11 +123,13 @@ class Scheduler:
         blocks = min(total, resident + memory.tail_slots)
         if blocks > free or total - resident > memory.extent_chunks:
             return False
-        host = self.host.reserve(total - resident) if resident < total else None
-        if host is None and resident < total:
-            return False
-        sequence.kv = SequenceKV(layout, sequence.limit, resident, memory.tail_slots, self.store.take(blocks), host)
-        sequence.seat = self.free_seats.pop(0)
+        with self.moving():
+            host = self.host.reserve(total - resident) if resident < total else None
+            if host is None and resident < total:
+                return False
+            sequence.kv = SequenceKV(layout, sequence.limit, resident, memory.tail_slots, self.store.take(blocks), host)
+            sequence.seat = self.free_seats.pop(0)
+            self.running.append(self.waiting.popleft())
         return True
 
     def remove(self, sequence: Sequence) -> None:
@@ -115,11 +137,12 @@ class Scheduler:
         if sequence.kv is None:
             self.waiting.remove(sequence)
             return
-        self.store.give_back(sequence.kv.blocks)
-        if sequence.kv.host is not None:
-            self.host.release(sequence.kv.host, 0, sequence.kv.host.count)
-        self.free_seats = sorted([*self.free_seats, sequence.seat])
-        self.running.remove(sequence)
+        with self.moving():
+            self.store.give_back(sequence.kv.blocks)
+            if sequence.kv.host is not None:
+                self.host.release(sequence.kv.host, 0, sequence.kv.host.count)
+            self.free_seats = sorted([*self.free_seats, sequence.seat])
+            self.running.remove(sequence)
 
     def choose_rows(self) -> list[RequestRows]:
         """The next round: every request's candidates, or the next part of its prompt while the token budget lasts."""

@@ -232,6 +232,7 @@ def test_an_interrupted_generate_frees_its_requests_and_no_others(
         inject("accept", error("injected"), 5, engine, monkeypatch)
         with pytest.raises(error, match="injected"):
             engine.generate([list(prompt(5)), list(prompt(6))], max_new_tokens=20)
+        assert engine.has_unfinished
         assert [s.request_id for s in engine._scheduler.running] == [other]
         assert not engine._scheduler.waiting
         assert step_to_end(engine)[other] == best(prompt(9), 20)
