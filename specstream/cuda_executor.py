@@ -113,6 +113,7 @@ class CudaExecutor:
         """Puts the round on its lanes; returns its logits and when they are there."""
         self._rows = {s.seat: (s, batch.seats[s.seat]) for s in spec.seats}
         target = self._streams[Lane.TARGET]
+        target.wait_stream(torch.cuda.current_stream())  # blocks that were given back are overwritten there
         with torch.cuda.stream(target):
             kernels = self._choice.kernels(spec, batch)
         key = (plan.spec, self._rotation, self._choice.sizes(spec.seats, spec.groups, batch))

@@ -14,6 +14,8 @@ from specstream.options import Options, format_size, parse_size
 MAX_GROUPS = 16
 """Groups a layer and request that an automatic group size aims at: fewer and larger copies use the link better."""
 AUTO_SLOTS = 4
+OWN_DEVICE_CHUNK = 64
+"""Tokens: as many as the kernels attend to at a time, so that they look a chunk up once."""
 OWN_DEVICE_SLOTS = 8
 """The fetches in flight last as long as the host needs between two rounds."""
 GROUP_BYTES = 16 << 20
@@ -128,8 +130,10 @@ def plan_memory(
     """
     max_len = resolve_max_model_len(options, target)
     free = psutil.virtual_memory().available if free_host is None else free_host
+    own_device = free_device is not None
+    least_chunk = OWN_DEVICE_CHUNK if own_device else MIN_AUTO_CHUNK
     chunk_tokens = _given(
-        options.chunk_tokens, min(512, max(MIN_AUTO_CHUNK, 1 << max(0, (max_len // 64).bit_length() - 1)))
+        options.chunk_tokens, min(MAX_AUTO_CHUNK, max(least_chunk, 1 << max(0, (max_len // 64).bit_length() - 1)))
     )
     chunk_tokens = min(chunk_tokens, max(MIN_AUTO_CHUNK, max_len))  # a larger one would only waste memory
     layout = ChunkLayout.of(target, chunk_tokens)
@@ -137,7 +141,6 @@ def plan_memory(
     tail = tail_slots_for(options.num_speculative_tokens, chunk_tokens)
     least = _device_bytes(layout, _given(options.staging_slots, 1), _given(options.group_chunks, 1), tail)
     most = layout.chunk_bytes * max(tail, request_chunks) * options.max_num_seqs
-    own_device = free_device is not None
     wanted_group = _given(options.group_chunks, _auto_group(layout, request_chunks, options.max_num_seqs, own_device))
     wanted_slots = _given(options.staging_slots, OWN_DEVICE_SLOTS if own_device else AUTO_SLOTS)
     if options.gpu_kv_budget == "auto":
