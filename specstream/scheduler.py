@@ -34,7 +34,7 @@ class RequestRows:
     token_scores: TokenScores = field(default_factory=TokenScores)
     next_candidates: Candidates = field(default_factory=Candidates)
     draft_failed: bool = False
-    """Whether the draft gave something that is no number."""
+    """Whether the draft gave something that is no distribution."""
 
     @property
     def committed(self) -> int:

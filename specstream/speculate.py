@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from specstream.options import Options
-from specstream.sampling import Noise, Purpose, Sampling
+from specstream.sampling import Noise, Purpose, Sampling, has_distribution
 
 Accepted = tuple[int, list[int]]
 
@@ -72,10 +72,19 @@ class Speculation:
         made_up = SyntheticAcceptance(options.synthetic_acceptance_rate, options.synthetic_acceptance_length)
         return cls("standard", options.draft_sample_method, made_up)
 
-    def propose(self, sampling: Sampling, logits: Tensor, text: list[int], candidates: Candidates) -> None:
-        """Adds one candidate, from the draft's logits [vocab] after `text` and the candidates so far."""
+    def propose(self, sampling: Sampling, logits: Tensor, text: list[int], candidates: Candidates) -> bool:
+        """Adds one candidate, from the draft's logits [vocab] after `text` and the candidates so far.
+
+        Returns:
+            False if the processed logits are no distribution to draw from; nothing is added then.
+        """
         position = len(text) + len(candidates.tokens)
-        scores = sampling.scores(logits.unsqueeze(0), [*text, *candidates.tokens], [])[0]
+        try:
+            scores = sampling.scores(logits.unsqueeze(0), [*text, *candidates.tokens], [])[0]
+        except ValueError:  # eta_cutoff refuses what is no distribution
+            return False
+        if not has_distribution(scores):
+            return False
         if not sampling.do_sample:
             candidates.tokens.append(int(scores.argmax()))
         elif self.rejection_sample_method == "coupled":
@@ -87,6 +96,7 @@ class Speculation:
                 drawn_from = torch.zeros_like(drawn_from).index_fill_(0, scores.argmax(), 1.0)
             candidates.tokens.append(sampling.noise.draw(drawn_from, position, Purpose.DRAFT))
             candidates.probabilities.append(drawn_from)
+        return True
 
     def accept(self, sampling: Sampling, scores: Tensor, position: int, candidates: Candidates) -> Accepted:
         """Verifies candidates, the first at `position`, against the target's scores [candidates + 1, vocab]."""

@@ -56,11 +56,9 @@ class Speculator:
         else:
             logits = self.drafter.extend({s: r.next_candidates.tokens[-1] for s, r in wanted.items()})
         for seat, row in wanted.items():
-            if logits[seat].isnan().any():
-                row.draft_failed = True
-                continue
             text = row.sequence.tokens + row.produced
-            self.speculation.propose(row.sequence.sampling, logits[seat], text, row.next_candidates)
+            proposed = self.speculation.propose(row.sequence.sampling, logits[seat], text, row.next_candidates)
+            row.draft_failed = not proposed
 
     def judge(self, row: RequestRows) -> None:
         """Turns speculation off for a request whose candidates have long been of no use."""

@@ -82,6 +82,41 @@ def test_a_draft_that_yields_nan(do_sample: bool, monkeypatch: pytest.MonkeyPatc
     assert calls <= MOST_USELESS_ROUNDS + 1
 
 
+@pytest.mark.parametrize("do_sample", [False, True])
+@pytest.mark.parametrize("rejection", ["standard", "coupled"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"suppress_tokens": list(range(50))},
+        {"suppress_tokens": list(range(50)), "eta_cutoff": 1e-3},  # transformers refuses to compute its entropy
+        {},
+    ],
+    ids=["all suppressed", "all suppressed, eta", "overflow"],
+)
+def test_a_draft_without_a_distribution_is_no_draft(
+    do_sample: bool, rejection: str, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is left of the draft's scores is all -inf or has +inf: every token is the target's own, and a warning."""
+    target, draft = model("qwen3"), build("qwen3", vocab_size=50, seed=1)
+    if not settings:
+        sized, at = Drafter._sized, torch.tensor([7])
+        monkeypatch.setattr(Drafter, "_sized", lambda self, logits: sized(self, logits).index_fill(1, at, float("inf")))
+    count = MOST_USELESS_ROUNDS + 6
+    options: dict[str, Any] = {"max_model_len": 96, "rejection_sample_method": rejection}
+    arguments: dict[str, Any] = {"max_new_tokens": count, "do_sample": do_sample, "seed": 3, **settings}
+    if do_sample:
+        arguments["top_k"] = 5
+    else:
+        arguments.pop("eta_cutoff", None)
+    with make_engine(target, None, **options) as engine:
+        alone: Any = engine.generate([list(prompt(9))], **arguments)
+    with make_engine(target, draft, **options) as engine:
+        with pytest.warns(UserWarning, match="speculation is off for request 0, whose text is not affected"):
+            ours: Any = engine.generate([list(prompt(9))], **arguments)
+        assert engine.metrics().num_draft_tokens == 0
+    assert torch.equal(ours, alone)  # without candidates, standard takes the same numbers as the target alone
+
+
 def test_a_useless_draft_is_turned_off_and_a_useful_one_is_not() -> None:
     target = model("qwen3")
     count = MOST_USELESS_ROUNDS + 30
