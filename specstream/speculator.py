@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from specstream.draft import Drafter
-from specstream.errors import add_note
+from specstream.errors import InvalidDistribution, add_note
 from specstream.scheduler import RequestRows
 from specstream.sequence import Sequence
 from specstream.speculate import Speculation
@@ -41,6 +41,8 @@ class Speculator:
         sequence = row.sequence
         scores = sequence.sampling.scores(own, sequence.tokens, row.candidates.tokens)
         accepted, produced = self.speculation.accept(sequence.sampling, scores, len(sequence.tokens), row.candidates)
+        if not produced:
+            raise _no_token(sequence, own[0], scores[0])
         row.produced, row.finish_reason = sequence.cut(produced)
         row.accepted = min(accepted, len(row.produced))
         row.token_scores = TokenScores.of(sequence.kept, own, scores, row.produced)
@@ -87,3 +89,20 @@ class Speculator:
             return False
         length = len(row.sequence.tokens) + len(row.produced)
         return length + step + 1 < row.sequence.limit and self.drafter.reaches(length + step - 1)
+
+
+def _no_token(sequence: Sequence, logits: Tensor, scores: Tensor) -> InvalidDistribution:
+    """Why no token can be chosen from processed scores [vocab], made from the model's logits [vocab]."""
+    way_out = "Look at the processors and their settings."
+    if logits.isnan().any():
+        reason, way_out = (
+            "the target's own logits hold NaN",
+            "Look at the model; remove_invalid_values=True reads them as 0.",
+        )
+    elif scores.isnan().any():
+        reason = "the processed scores hold NaN"
+    elif (scores == float("inf")).any():
+        reason, way_out = "the processed scores hold +inf", "Raise the temperature, or look at the processors."
+    else:
+        reason, way_out = "the processed scores are all -inf", "Forbid fewer tokens, or raise the temperature."
+    return InvalidDistribution(sequence.request_id, len(sequence.tokens), reason, way_out)

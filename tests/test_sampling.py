@@ -86,9 +86,9 @@ def check_method(
         own = Sampling(True, seed, sampling.processors)
         candidates = Candidates()
         for _ in range(2):
-            after = (text + candidates.tokens)[-1]
-            proposed = rule.propose(own, draft[after], text, candidates)
-            assert proposed == (after not in (broken or {}))
+            last = (text + candidates.tokens)[-1]
+            proposed = rule.propose(own, draft[last], text, candidates)
+            assert proposed == (last not in (broken or {}))
             if not proposed:
                 break
         logits = target[[text[-1], *candidates.tokens]]
