@@ -35,6 +35,8 @@ class RequestRows:
     next_candidates: Candidates = field(default_factory=Candidates)
     draft_failed: bool = False
     """Whether the draft gave something that is no distribution."""
+    error: Exception | None = None
+    """What went wrong for this request alone: nothing of the round counts for it, and it ends."""
 
     @property
     def committed(self) -> int:

@@ -26,15 +26,14 @@ class Speculator:
     drafter: Drafter | None
 
     def accept(self, rows: list[RequestRows], logits: Tensor) -> None:
-        """Decides what each request produced, from logits [R, vocab]."""
+        """Decides what each request produced, from logits [R, vocab]; what goes wrong for one is noted in its row."""
         at = 0
         for row in rows:
             if row.logits:
                 try:
                     self._accept(row, logits[at : at + row.logits])
                 except Exception as error:  # of the caller's own criteria and processors above all
-                    add_note(error, f"raised while the tokens of request {row.sequence.request_id} were chosen")
-                    raise
+                    _fail(row, error)
                 at += row.logits
 
     def _accept(self, row: RequestRows, own: Tensor) -> None:
@@ -59,8 +58,12 @@ class Speculator:
             logits = self.drafter.extend({s: r.next_candidates.tokens[-1] for s, r in wanted.items()})
         for seat, row in wanted.items():
             text = row.sequence.tokens + row.produced
-            proposed = self.speculation.propose(row.sequence.sampling, logits[seat], text, row.next_candidates)
-            row.draft_failed = not proposed
+            try:
+                proposed = self.speculation.propose(row.sequence.sampling, logits[seat], text, row.next_candidates)
+            except Exception as error:
+                _fail(row, error)
+            else:
+                row.draft_failed = not proposed
 
     def judge(self, row: RequestRows) -> None:
         """Turns speculation off for a request whose candidates have long been of no use."""
@@ -89,6 +92,12 @@ class Speculator:
             return False
         length = len(row.sequence.tokens) + len(row.produced)
         return length + step + 1 < row.sequence.limit and self.drafter.reaches(length + step - 1)
+
+
+def _fail(row: RequestRows, error: Exception) -> None:
+    """Notes an error of one request, for which nothing of this round counts then."""
+    add_note(error, f"raised while the tokens of request {row.sequence.request_id} were chosen")
+    row.error, row.accepted, row.produced, row.finish_reason = error, 0, [], None
 
 
 def _no_token(sequence: Sequence, logits: Tensor, scores: Tensor) -> InvalidDistribution:
