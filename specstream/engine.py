@@ -266,6 +266,7 @@ class Engine:
             self._cancel_all()
             raise
         self._counters.count_round(rows, spec.streamed_bytes, time.perf_counter() - start)
+        self._speculator.warn()
 
     @property
     def plan(self) -> Plan:

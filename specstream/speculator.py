@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -24,6 +24,8 @@ class Speculator:
 
     speculation: Speculation
     drafter: Drafter | None
+    pending_warnings: list[str] = field(default_factory=list)
+    """What `warn` has still to say."""
 
     def accept(self, rows: list[RequestRows], logits: Tensor) -> None:
         """Decides what each request produced, from logits [R, vocab]; what goes wrong for one is noted in its row."""
@@ -74,11 +76,15 @@ class Speculator:
             sequence.useless_rounds += 1
         if sequence.drafts and sequence.useless_rounds >= MOST_USELESS_ROUNDS:
             sequence.drafts = False
-            warnings.warn(
+            self.pending_warnings.append(
                 f"the draft was of no use in {MOST_USELESS_ROUNDS} rounds in a row: speculation is off for request "
-                f"{sequence.request_id}, whose text is not affected",
-                stacklevel=2,
+                f"{sequence.request_id}, whose text is not affected"
             )
+
+    def warn(self) -> None:
+        """Says what `judge` found, once all of a round is noted: a warning may be turned into an error."""
+        while self.pending_warnings:
+            warnings.warn(self.pending_warnings.pop(0), stacklevel=2)
 
     def forget(self, sequence: Sequence) -> None:
         """Drops what the drafter has computed for a request; it computes that again if it drafts for it."""
