@@ -5,6 +5,11 @@ step of proposing compiles them for all steps. The tokens are those of the host'
 same, all arithmetic is in float64, and of equal scores the first is taken. Sums and logarithms may differ from the
 host's in the last bits, which decides only where two sums, or a random number and its bound, agree in about 14 digits.
 
+The inputs are not checked. For a seat that samples, each of its rows of scores must be a distribution: no NaN, no +inf,
+and not all -inf; for a greedy seat there must be no NaN. `draft_probabilities` must be what the candidates were drawn
+from: finite, and not all 0. From anything else some token comes out that means nothing; `specstream.speculate` refuses
+such rows.
+
 A seat's own token, the one after the accepted candidates, is chosen in the same way whether it is the target's or a new
 candidate of the draft's. So proposing runs the kernels of accepting, with no candidates to verify.
 """

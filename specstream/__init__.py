@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from specstream.errors import (
         EngineBusy,
         EngineClosed,
+        InvalidDistribution,
         InvalidOption,
         InvalidPlan,
         OutOfBudget,
@@ -28,6 +29,7 @@ _HOMES = {
     "SpecStreamError": "errors",
     "UnsupportedModel": "errors",
     "InvalidOption": "errors",
+    "InvalidDistribution": "errors",
     "InvalidPlan": "errors",
     "OutOfBudget": "errors",
     "EngineBusy": "errors",
@@ -38,6 +40,7 @@ __all__ = [
     "Engine",
     "EngineBusy",
     "EngineClosed",
+    "InvalidDistribution",
     "InvalidOption",
     "InvalidPlan",
     "Options",

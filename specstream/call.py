@@ -86,6 +86,9 @@ class Call:
 
         Yields:
             The row, and what a round produced for it.
+
+        Raises:
+            Whatever went wrong for one of the requests, or in a round.
         """
         places = {request.request_id: index for index, request in enumerate(self.requests)}
         running = set(places)
@@ -99,6 +102,8 @@ class Call:
                     output = self.inbox.pop(0)
                     if output.finished:
                         running.discard(output.request_id)
+                    if output.error is not None:
+                        raise output.error
                     yield places[output.request_id], output
         finally:
             engine.abandon(running)

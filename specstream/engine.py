@@ -211,8 +211,14 @@ class Engine:
         Raises:
             Whatever went wrong in the round; no request has then moved, and the step can be tried again. (An
             interrupt that strikes after the round, while its results are noted, cancels all requests.)
+            Or what went wrong for one request alone, such as an error of its own processors or criteria, with a note
+            that names it: it is cancelled, the others have moved, and the next step returns what they produced.
         """
         self.run_round()
+        for index, output in enumerate(self._undelivered):
+            if output.error is not None:  # the output itself comes with the next step
+                self._undelivered[index] = replace(output, error=None)
+                raise output.error
         outputs = list(self._undelivered)
         self._undelivered.clear()
         return outputs
@@ -253,6 +259,7 @@ class Engine:
             self._cancel_all()
             raise
         self._counters.count_round(rows, spec.streamed_bytes, time.perf_counter() - start)
+        self._speculator.warn()
 
     @property
     def plan(self) -> Plan:
@@ -360,6 +367,10 @@ class Engine:
     def _commit(self, row: RequestRows, spec: RoundSpec) -> None:
         """Moves the request to where the round brought it."""
         sequence = row.sequence
+        if row.error is not None:
+            cancelled = self._leave(sequence, FinishReason.CANCELLED)
+            sequence.inbox.append(StepOutput(sequence.request_id, [], cancelled, error=row.error))
+            return
         row.kv.length += row.committed
         row.kv.streamed += next(s.offload for s in spec.seats if s.seat == sequence.seat)
         if not row.prompt:

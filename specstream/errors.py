@@ -58,6 +58,23 @@ class InvalidPlan(SpecStreamError):
     """A plan that `Plan.check` refuses, with the conflicting tasks in the text."""
 
 
+class InvalidDistribution(SpecStreamError):
+    """No token can be chosen for a request: its processed scores hold NaN or, if it samples, are no distribution.
+
+    Args:
+        position: of the token, in the text with its prompt.
+        reason: what the scores are.
+        way_out: what the user can do about it.
+    """
+
+    def __init__(self, request_id: int, position: int, reason: str, way_out: str) -> None:
+        self.request_id, self.position, self.reason, self.way_out = request_id, position, reason, way_out
+        super().__init__(
+            f"request {request_id}: no token can be chosen at position {position} (the prompt's first token is at 0): "
+            f"{reason}. {way_out}"
+        )
+
+
 class EngineClosed(SpecStreamError):
     """The engine was closed and can serve no more requests."""
 

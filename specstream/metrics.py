@@ -89,7 +89,7 @@ class Counters:
             self.decode_rounds += 1
             self.decode_streamed_bytes += streamed_bytes
         for row in rows:
-            if not row.prompt:
+            if not row.prompt and row.error is None:
                 self._count_verification(len(row.candidates.tokens), row.accepted)
 
     def _count_verification(self, proposed: int, accepted: int) -> None:

@@ -40,6 +40,8 @@ class StepOutput:
     """The whole result, once the request has ended."""
     logprobs: list[float] | None = None
     """Of the new tokens, as in `RequestOutput`."""
+    error: Exception | None = None
+    """Why the request was cancelled; raised to whoever reads its outputs, so that no step returns it."""
 
     @property
     def finished(self) -> bool:

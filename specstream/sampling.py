@@ -84,3 +84,8 @@ class Sampling:
             seen = ids[:, : len(tokens) + index]
             processed.append(self.processors(seen, rows[index : index + 1].clone()))
         return torch.cat(processed)
+
+
+def has_distribution(scores: Tensor) -> Tensor:
+    """bool [...]: whether softmax makes probabilities of scores [..., vocab]: no NaN or +inf, and not all -inf."""
+    return scores.amax(-1).isfinite()

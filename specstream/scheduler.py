@@ -36,7 +36,9 @@ class RequestRows:
     token_scores: TokenScores = field(default_factory=TokenScores)
     next_candidates: Candidates = field(default_factory=Candidates)
     draft_failed: bool = False
-    """Whether the draft gave something that is no number."""
+    """Whether the draft gave something that is no distribution."""
+    error: Exception | None = None
+    """What went wrong for this request alone: nothing of the round counts for it, and it ends."""
 
     @property
     def committed(self) -> int:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from specstream.options import Options
-from specstream.sampling import Noise, Purpose, Sampling
+from specstream.sampling import Noise, Purpose, Sampling, has_distribution
 
 Accepted = tuple[int, list[int]]
 
@@ -72,10 +72,19 @@ class Speculation:
         made_up = SyntheticAcceptance(options.synthetic_acceptance_rate, options.synthetic_acceptance_length)
         return cls("standard", options.draft_sample_method, made_up)
 
-    def propose(self, sampling: Sampling, logits: Tensor, text: list[int], candidates: Candidates) -> None:
-        """Adds one candidate, from the draft's logits [vocab] after `text` and the candidates so far."""
+    def propose(self, sampling: Sampling, logits: Tensor, text: list[int], candidates: Candidates) -> bool:
+        """Adds one candidate, from the draft's logits [vocab] after `text` and the candidates so far.
+
+        Returns:
+            False if the processed logits are no distribution to draw from; nothing is added then.
+        """
         position = len(text) + len(candidates.tokens)
-        scores = sampling.scores(logits.unsqueeze(0), [*text, *candidates.tokens], [])[0]
+        try:
+            scores = sampling.scores(logits.unsqueeze(0), [*text, *candidates.tokens], [])[0]
+        except ValueError:  # eta_cutoff refuses what is no distribution
+            return False
+        if not has_distribution(scores):
+            return False
         if not sampling.do_sample:
             candidates.tokens.append(int(scores.argmax()))
         elif self.rejection_sample_method == "coupled":
@@ -87,20 +96,41 @@ class Speculation:
                 drawn_from = torch.zeros_like(drawn_from).index_fill_(0, scores.argmax(), 1.0)
             candidates.tokens.append(sampling.noise.draw(drawn_from, position, Purpose.DRAFT))
             candidates.probabilities.append(drawn_from)
+        return True
 
     def accept(self, sampling: Sampling, scores: Tensor, position: int, candidates: Candidates) -> Accepted:
-        """Verifies candidates, the first at `position`, against the target's scores [candidates + 1, vocab]."""
+        """Verifies candidates, the first at `position`, against the target's scores [candidates + 1, vocab].
+
+        From a row that no token can be chosen from on nothing is produced: then the last token produced is a
+        candidate, and none is if that is the first row. A later row may be unusable because of candidates that are
+        rejected, so that it is no fault of the text's.
+        """
         tokens = candidates.tokens
+        usable = usable_rows(scores, do_sample=sampling.do_sample)
+        if usable < len(scores):
+            scores = scores.clone()
+            scores[usable:] = 0.0  # what the rules make of it is dropped
         if not sampling.do_sample:
             result = accept_greedy(scores, tokens)
         elif self.rejection_sample_method == "coupled":
             result = accept_coupled(scores, tokens, sampling.noise, position)
         else:
             result = accept_standard(scores, tokens, candidates.probabilities, sampling.noise, position)
-        if self.synthetic is None:
-            return result
-        accepted = self.synthetic.accepted(len(tokens), sampling.noise, position)
-        return accepted, [*tokens[:accepted], int(scores[accepted].argmax())]
+        if self.synthetic is not None:
+            accepted = self.synthetic.accepted(len(tokens), sampling.noise, position)
+            result = accepted, [*tokens[:accepted], int(scores[accepted].argmax())]
+        accepted, produced = result
+        return (accepted, produced) if accepted < usable else (max(0, usable - 1), produced[:usable])
+
+
+def usable_rows(scores: Tensor, *, do_sample: bool) -> int:
+    """How many of the first rows of scores [rows, vocab] a token can be chosen from.
+
+    When sampling, those that are a distribution. The best score is what it is if others, or all, are infinite, as
+    transformers has it; among NaN there is none.
+    """
+    usable = has_distribution(scores) if do_sample else ~scores.isnan().any(-1)
+    return int(usable.int().cumprod(0).sum())
 
 
 def accept_greedy(scores: Tensor, candidates: list[int]) -> Accepted:

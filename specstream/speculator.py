@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from specstream.draft import Drafter
-from specstream.errors import add_note
+from specstream.errors import InvalidDistribution, add_note
 from specstream.scheduler import RequestRows
 from specstream.sequence import Sequence
 from specstream.speculate import Speculation
@@ -24,23 +24,26 @@ class Speculator:
 
     speculation: Speculation
     drafter: Drafter | None
+    pending_warnings: list[str] = field(default_factory=list)
+    """What `warn` has still to say."""
 
     def accept(self, rows: list[RequestRows], logits: Tensor) -> None:
-        """Decides what each request produced, from logits [R, vocab]."""
+        """Decides what each request produced, from logits [R, vocab]; what goes wrong for one is noted in its row."""
         at = 0
         for row in rows:
             if row.logits:
                 try:
                     self._accept(row, logits[at : at + row.logits])
                 except Exception as error:  # of the caller's own criteria and processors above all
-                    add_note(error, f"raised while the tokens of request {row.sequence.request_id} were chosen")
-                    raise
+                    _fail(row, error)
                 at += row.logits
 
     def _accept(self, row: RequestRows, own: Tensor) -> None:
         sequence = row.sequence
         scores = sequence.sampling.scores(own, sequence.tokens, row.candidates.tokens)
         accepted, produced = self.speculation.accept(sequence.sampling, scores, len(sequence.tokens), row.candidates)
+        if not produced:
+            raise _no_token(sequence, own[0], scores[0])
         row.produced, row.finish_reason = sequence.cut(produced)
         row.accepted = min(accepted, len(row.produced))
         row.token_scores = TokenScores.of(sequence.kept, own, scores, row.produced)
@@ -56,11 +59,13 @@ class Speculator:
         else:
             logits = self.drafter.extend({s: r.next_candidates.tokens[-1] for s, r in wanted.items()})
         for seat, row in wanted.items():
-            if logits[seat].isnan().any():
-                row.draft_failed = True
-                continue
             text = row.sequence.tokens + row.produced
-            self.speculation.propose(row.sequence.sampling, logits[seat], text, row.next_candidates)
+            try:
+                proposed = self.speculation.propose(row.sequence.sampling, logits[seat], text, row.next_candidates)
+            except Exception as error:
+                _fail(row, error)
+            else:
+                row.draft_failed = not proposed
 
     def judge(self, row: RequestRows) -> None:
         """Turns speculation off for a request whose candidates have long been of no use."""
@@ -71,11 +76,15 @@ class Speculator:
             sequence.useless_rounds += 1
         if sequence.drafts and sequence.useless_rounds >= MOST_USELESS_ROUNDS:
             sequence.drafts = False
-            warnings.warn(
+            self.pending_warnings.append(
                 f"the draft was of no use in {MOST_USELESS_ROUNDS} rounds in a row: speculation is off for request "
-                f"{sequence.request_id}, whose text is not affected",
-                stacklevel=2,
+                f"{sequence.request_id}, whose text is not affected"
             )
+
+    def warn(self) -> None:
+        """Says what `judge` found, once all of a round is noted: a warning may be turned into an error."""
+        while self.pending_warnings:
+            warnings.warn(self.pending_warnings.pop(0), stacklevel=2)
 
     def forget(self, sequence: Sequence) -> None:
         """Drops what the drafter has computed for a request; it computes that again if it drafts for it."""
@@ -89,3 +98,26 @@ class Speculator:
             return False
         length = len(row.sequence.tokens) + len(row.produced)
         return length + step + 1 < row.sequence.limit and self.drafter.reaches(length + step - 1)
+
+
+def _fail(row: RequestRows, error: Exception) -> None:
+    """Notes an error of one request, for which nothing of this round counts then."""
+    add_note(error, f"raised while the tokens of request {row.sequence.request_id} were chosen")
+    row.error, row.accepted, row.produced, row.finish_reason = error, 0, [], None
+
+
+def _no_token(sequence: Sequence, logits: Tensor, scores: Tensor) -> InvalidDistribution:
+    """Why no token can be chosen from processed scores [vocab], made from the model's logits [vocab]."""
+    way_out = "Look at the processors and their settings."
+    if logits.isnan().any():
+        reason, way_out = (
+            "the target's own logits hold NaN",
+            "Look at the model; remove_invalid_values=True reads them as 0.",
+        )
+    elif scores.isnan().any():
+        reason = "the processed scores hold NaN"
+    elif (scores == float("inf")).any():
+        reason, way_out = "the processed scores hold +inf", "Raise the temperature, or look at the processors."
+    else:
+        reason, way_out = "the processed scores are all -inf", "Forbid fewer tokens, or raise the temperature."
+    return InvalidDistribution(sequence.request_id, len(sequence.tokens), reason, way_out)

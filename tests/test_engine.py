@@ -13,7 +13,6 @@ from specstream.errors import EngineClosed, InvalidOption
 from specstream.options import Options
 from specstream.outputs import StepOutput
 from specstream.sequence import FinishReason
-from specstream.speculate import Speculation
 from tests.helpers import (
     OPTIONS,
     Request,
@@ -182,7 +181,8 @@ def inject(where: str, error: BaseException, after: int, engine: Engine, patch: 
     elif where == "draft":
         patch.setattr(drafter, "_attend", failing(error, after, drafter._attend))
     elif where == "accept":
-        patch.setattr(Speculation, "accept", failing(error, after, Speculation.accept))
+        speculator = engine._speculator  # all of it: an error of one request alone is noted, see test_request_errors
+        patch.setattr(speculator, "accept", failing(error, after, speculator.accept))
     elif where == "plan":
         planner = engine._planner
         patch.setattr(planner, "plan", failing(error, after, planner.plan))

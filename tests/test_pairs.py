@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import GenerationConfig
 
 import specstream
 from specstream.api import check_tokenizers
@@ -15,7 +16,7 @@ from specstream.draft import Drafter
 from specstream.errors import InvalidOption
 from specstream.speculator import MOST_USELESS_ROUNDS
 from tests.architectures import build
-from tests.helpers import make_engine, model, prompt, reference
+from tests.helpers import check_free, make_engine, model, prompt, reference
 
 
 @pytest.mark.parametrize(("target_size", "draft_size"), [(128, 120), (120, 128)])
@@ -82,6 +83,41 @@ def test_a_draft_that_yields_nan(do_sample: bool, monkeypatch: pytest.MonkeyPatc
     assert calls <= MOST_USELESS_ROUNDS + 1
 
 
+@pytest.mark.parametrize("do_sample", [False, True])
+@pytest.mark.parametrize("rejection", ["standard", "coupled"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"suppress_tokens": list(range(50))},
+        {"suppress_tokens": list(range(50)), "eta_cutoff": 1e-3},  # transformers refuses to compute its entropy
+        {},
+    ],
+    ids=["all suppressed", "all suppressed, eta", "overflow"],
+)
+def test_a_draft_without_a_distribution_is_no_draft(
+    do_sample: bool, rejection: str, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is left of the draft's scores is all -inf or has +inf: every token is the target's own, and a warning."""
+    target, draft = model("qwen3"), build("qwen3", vocab_size=50, seed=1)
+    if not settings:
+        sized, at = Drafter._sized, torch.tensor([7])
+        monkeypatch.setattr(Drafter, "_sized", lambda self, logits: sized(self, logits).index_fill(1, at, float("inf")))
+    count = MOST_USELESS_ROUNDS + 6
+    options: dict[str, Any] = {"max_model_len": 96, "rejection_sample_method": rejection}
+    arguments: dict[str, Any] = {"max_new_tokens": count, "do_sample": do_sample, "seed": 3, **settings}
+    if do_sample:
+        arguments["top_k"] = 5
+    else:
+        arguments.pop("eta_cutoff", None)
+    with make_engine(target, None, **options) as engine:
+        alone: Any = engine.generate([list(prompt(9))], **arguments)
+    with make_engine(target, draft, **options) as engine:
+        with pytest.warns(UserWarning, match="speculation is off for request 0, whose text is not affected"):
+            ours: Any = engine.generate([list(prompt(9))], **arguments)
+        assert engine.metrics().num_draft_tokens == 0
+    assert torch.equal(ours, alone)  # without candidates, standard takes the same numbers as the target alone
+
+
 def test_a_useless_draft_is_turned_off_and_a_useful_one_is_not() -> None:
     target = model("qwen3")
     count = MOST_USELESS_ROUNDS + 30
@@ -100,6 +136,33 @@ def test_a_useless_draft_is_turned_off_and_a_useful_one_is_not() -> None:
         proposed = engine.metrics().num_draft_tokens
     assert useless.requests[0].token_ids == expected
     assert proposed < 4 * count
+
+
+def test_a_warning_that_is_an_error_comes_when_everything_is_noted() -> None:
+    """python -W error: each is raised, and nobody loses a token."""
+    target, draft = model("qwen3"), build("qwen3", vocab_size=50, seed=1)
+    count = MOST_USELESS_ROUNDS + 10
+    suppressed = GenerationConfig(suppress_tokens=list(range(50)))
+    prompts = [list(prompt(9, seed)) for seed in range(2)]
+    with make_engine(target, None, max_model_len=96) as engine:
+        alone: Any = engine.generate(prompts, max_new_tokens=count, suppress_tokens=list(range(50)))
+    with make_engine(target, draft, max_model_len=96) as engine, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        numbers = [engine.submit(ids, max_new_tokens=count, generation_config=suppressed) for ids in prompts]
+        tokens: dict[int, list[int]] = {number: [] for number in numbers}
+        raised = []
+        while engine.has_unfinished:
+            try:
+                outputs = engine.step()
+            except UserWarning as warning:
+                raised.append(str(warning))
+                continue
+            for output in outputs:
+                tokens[output.request_id] += output.new_token_ids
+        assert engine.metrics().generated_tokens == 2 * count
+        check_free(engine)
+    assert [tokens[number] for number in numbers] == alone[:, 9:].tolist()
+    assert [f"request {number}," in text for number, text in zip(numbers, raised, strict=True)] == [True, True]
 
 
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}

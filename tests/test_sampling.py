@@ -63,11 +63,19 @@ SETTINGS: dict[str, dict[str, Any]] = {
 METHODS = [("standard", "probabilistic"), ("standard", "greedy"), ("coupled", "probabilistic")]
 
 
-def check_method(rejection: Any, drafting: Any, settings: dict[str, Any], draws: int) -> None:
-    """Blocks of two candidates from a draft that is often wrong, verified: the first token, and the second after it."""
+def check_method(
+    rejection: Any, drafting: Any, settings: dict[str, Any], draws: int, *, broken: dict[int, float] | None = None
+) -> None:
+    """Blocks of two candidates from a draft that is often wrong, verified: the first token, and the second after it.
+
+    Args:
+        broken: by token, what the draft has for all scores after it.
+    """
     generator = torch.Generator().manual_seed(1)
     target = torch.randn(VOCAB, VOCAB, generator=generator) * 1.5  # logits after each token
     draft = target + torch.randn(VOCAB, VOCAB, generator=generator)
+    for token, value in (broken or {}).items():
+        draft[token] = value
     text = [2, 0, 4]
     config = merge_settings(None, do_sample=True, **settings)
     rule = Speculation(rejection, drafting)
@@ -78,7 +86,11 @@ def check_method(rejection: Any, drafting: Any, settings: dict[str, Any], draws:
         own = Sampling(True, seed, sampling.processors)
         candidates = Candidates()
         for _ in range(2):
-            rule.propose(own, draft[(text + candidates.tokens)[-1]], text, candidates)
+            last = (text + candidates.tokens)[-1]
+            proposed = rule.propose(own, draft[last], text, candidates)
+            assert proposed == (last not in (broken or {}))
+            if not proposed:
+                break
         logits = target[[text[-1], *candidates.tokens]]
         scores = own.scores(logits, text, candidates.tokens)
         count, produced = rule.accept(own, scores, len(text), candidates)
@@ -100,6 +112,19 @@ def check_method(rejection: Any, drafting: Any, settings: dict[str, Any], draws:
 @pytest.mark.parametrize("settings", SETTINGS)
 def test_the_distribution_is_the_targets(rejection: str, drafting: str, settings: str) -> None:
     check_method(rejection, drafting, SETTINGS[settings], 2_000)
+
+
+INF, NAN = float("inf"), float("nan")
+
+
+@pytest.mark.parametrize(("rejection", "drafting"), METHODS)
+@pytest.mark.parametrize("settings", ["plain", "top_k"])
+@pytest.mark.parametrize("broken", [{1: -INF, 3: INF}, {0: NAN, 5: -INF}], ids=str)
+def test_a_draft_without_a_distribution_proposes_nothing(
+    rejection: str, drafting: str, settings: str, broken: dict[int, float]
+) -> None:
+    """After some tokens; the blocks that end there have the target's distribution as all have."""
+    check_method(rejection, drafting, SETTINGS[settings], 2_000, broken=broken)
 
 
 @pytest.mark.long
