@@ -223,7 +223,7 @@ class CudaExecutor:
     def _store(self, plan: Plan, spec: RoundSpec) -> torch.cuda.Event | None:
         """Launches the store lane of a round whose rows it does not touch; returns its end."""
         stream = self._streams[Lane.STORE]
-        tasks = plan.by_kind[TaskKind.OFFLOAD]
+        tasks = [task for task in plan.by_kind[TaskKind.OFFLOAD] if spec.run_of(task).count]
         if not tasks:
             return None
         stream.wait_stream(self._streams[Lane.TARGET])

@@ -265,13 +265,13 @@ class Engine:
     def plan(self) -> Plan:
         """The plan of the last round, or, before the first, of one request near `max_model_len`."""
         if self._latest_spec is not None:
-            return self._planner.plan(self._latest_spec)
+            return self._planner.bound(self._latest_spec)
         memory = self.memory
         total = memory.layout.chunks_of(memory.max_model_len)
         resident = memory.resident_chunks(total, memory.num_blocks, self.options.max_num_seqs)
         streamed = max(0, total - resident - 1)
         seat = SeatSpec(0, resident, memory.tail_slots, streamed, 0, min(resident + streamed, total - 1), 1)
-        return self._planner.plan(replace(self._spec((seat,), drafts=True), warm=True))
+        return self._planner.bound(replace(self._spec((seat,), drafts=True), warm=True))
 
     def metrics(self) -> Metrics:
         """The counters since the engine was made or reset."""
@@ -338,7 +338,7 @@ class Engine:
             self._drop_prefetches()
             return cold
         if self.options.debug:
-            self._planner.plan(self._last[0]).check(self._planner.plan(warm))
+            self._planner.bound(self._last[0]).check(self._planner.bound(warm))
         return warm
 
     def _spec(self, seats: tuple[SeatSpec, ...], *, drafts: bool) -> RoundSpec:

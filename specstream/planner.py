@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
+from specstream.bind import bind
 from specstream.cost import DeviceProfile
 from specstream.graph import PartitionedModel
 from specstream.passes.assign_lanes import AssignLanes
@@ -37,6 +38,11 @@ class Planner:
     runner: PassRunner | None = None
     """Of the latest plan: what its passes did."""
     _plans: OrderedDict[RoundSpec, Plan] = field(default_factory=OrderedDict)
+
+    def bound(self, spec: RoundSpec) -> Plan:
+        """The plan that a round of exactly this structure runs: that of its canonical form, on its own chunks."""
+        first = round_passes(spec, self.profile, self.draft_weight_bytes)[:-1]
+        return bind(self.plan(spec.canonical()), PassRunner("bound", None).run(first, self.model))
 
     def plan(self, spec: RoundSpec) -> Plan:
         plan = self._plans.get(spec)

@@ -62,19 +62,24 @@ class SeatSpec:
         return ChunkRun(self.seat, self.resident, self.offloaded.stop)
 
     def canonical(self, chunks_per_group: int) -> SeatSpec:
-        """The representative of all seats with as many groups, now and in the next round.
+        """The representative of all seats whose rounds one plan serves: with as many groups, now and in the next round.
 
-        Its groups are as full as they can be, and its open chunk lies as far behind what is on the host as here. If
-        chunks are written out, the first of them begins a group of the next round exactly if it does so here: the
-        fetch of that group waits for them.
+        Groups are as full as they can be. A round of a request that streams always has room to write out one chunk,
+        in the middle of a group; if it has none to write, nothing is copied. A chunk that begins a group of the next
+        round is another form: the fetch of that group waits for it.
         """
         if not self.streamed and not self.offload:  # everything it has is on the device
             return replace(self, open=0) if self.open + self.span <= self.resident else self
+        behind = self.open - self.streamed  # the open chunk, counted from the first one that is not on the host
         groups, then = (-(-chunks // chunks_per_group) for chunks in (self.streamed, self.streamed + self.offload))
-        apart = self.streamed % chunks_per_group == 0 or not self.offload
-        fullest = groups * chunks_per_group - (0 if apart else 1)
-        streamed = next(s for s in range(fullest, -1, -1) if -(-(s + self.offload) // chunks_per_group) == then)
-        return replace(self, streamed=streamed, open=self.open - self.streamed + streamed)
+        offload = self.offload
+        roomy = chunks_per_group > 1 and 1 + self.span <= self.tail_slots
+        if not offload and roomy and behind == self.resident:
+            offload, behind = 1, behind + 1
+        apart = self.offload > 0 and self.streamed % chunks_per_group == 0
+        fullest = groups * chunks_per_group - (0 if apart or not offload else 1)
+        streamed = next(s for s in range(fullest, -1, -1) if -(-(s + offload) // chunks_per_group) == then)
+        return replace(self, streamed=streamed, offload=offload, open=streamed + behind)
 
     def device_slot(self, chunk: int) -> int:
         """The device slot of a chunk: its own while resident, one of the tail's in turn after that."""
@@ -132,7 +137,7 @@ class RoundSpec:
         return replace(self, seats=tuple(seat.canonical(self.chunks_per_group) for seat in self.seats))
 
     def run_of(self, task: Task) -> ChunkRun:
-        """The chunks that a fetch, attend or offload of the canonical plan is about in this round."""
+        """The chunks that a fetch, attend or offload of the canonical plan is about in this round; none is possible."""
         assert task.run is not None
         if task.group < 0:
             return next(seat.offloaded for seat in self.seats if seat.seat == task.run.seat)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from specstream.batch import RoundBatch
 from specstream.check import check_rounds
 from specstream.engine import Engine
-from specstream.errors import InvalidPlan
+from specstream.errors import InvalidDistribution, InvalidPlan
 from specstream.kv import SequenceKV
 from specstream.plan import Lane, Plan, StepOp
 from specstream.round_spec import RoundSpec
@@ -387,8 +387,12 @@ def test_every_kind_of_wait_is_needed(
     monkeypatch.setattr(engine._planner, "plan", stripped.plan)
     requests = [Request(prompt(18), 7), Request(prompt(20, 1), 6)]
     with copies.watch(engine):
-        serve(engine, requests)
-    right = all(r.tokens == reference(target, r.prompt, NEW_TOKENS).tokens[: r.max_new_tokens] for r in requests)
+        try:
+            serve(engine, requests)
+            expected = [reference(target, r.prompt, NEW_TOKENS).tokens[: r.max_new_tokens] for r in requests]
+            right = [r.tokens for r in requests] == expected
+        except InvalidDistribution:  # it met the NaN of a buffer that nothing had been written to
+            right = False
     assert right is not (dropped and seen)
     assert stripped.refused() is dropped
 
