@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,9 @@ def compile(target: Model, draft: Model | None = None, *, dtype: Any = None, **o
             stacklevel=2,
         )
     defaults = getattr(target_module, "generation_config", None)
-    return build_engine(settings, target_model, draft_model, tokenizer, defaults)
+    engine = build_engine(settings, target_model, draft_model, tokenizer, defaults)
+    engine.target = weakref.ref(target_module) if isinstance(target, nn.Module) else None
+    return engine
 
 
 def _captured(role: str, model: nn.Module, name: str, max_model_len: int | None, options: Options) -> PartitionedModel:

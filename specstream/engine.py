@@ -9,6 +9,7 @@ from collections.abc import Sequence as Seq
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
+from weakref import ReferenceType
 
 import torch
 from torch import Tensor
@@ -54,6 +55,8 @@ class Engine:
     ) -> None:
         self.options, self.memory = options, memory
         self.tokenizer, self.generation_config = tokenizer, generation_config
+        self.target: ReferenceType[Any] | None = None
+        """The module that was compiled, if it was given as one."""
         self._planner, self._executor, self._host = planner, executor, host
         self._scheduler = Scheduler(memory, executor.store, host, options.max_num_seqs, options.max_num_batched_tokens)
         self._speculator = Speculator(Speculation.of(options), drafter)
@@ -78,7 +81,9 @@ class Engine:
         Args:
             prompt: token ids.
             arguments: of `specstream.request.RequestFactory.make`: max_new_tokens, eos_token_id, generation_config,
-                seed, logprobs, presence_penalty, frequency_penalty, logit_bias, logits_processor, stopping_criteria.
+                seed, logprobs, presence_penalty, frequency_penalty, logit_bias, logits_processor, stopping_criteria,
+                prefix_allowed_tokens_fn. The model's own generation_config is not looked at: nothing but what is
+                given here ends the text before max_new_tokens.
 
         Returns:
             The request's id.
@@ -93,7 +98,7 @@ class Engine:
         return sequence.request_id
 
     @exclusive
-    def make_request(self, /, prompt: Seq[int], inbox: list[StepOutput], **arguments: Any) -> Sequence:
+    def make_request(self, prompt: Seq[int], inbox: list[StepOutput], /, **arguments: Any) -> Sequence:
         """What `submit` queues, checked but not queued. Its outputs will go to `inbox`."""
         self._check_open()
         sequence = self._requests.make(self._next_id, prompt, self.tokenizer, **arguments)
@@ -133,7 +138,7 @@ class Engine:
         return bool(self._unfinished() or self._undelivered)
 
     @exclusive
-    def generate(self, /, input_ids: Tensor | Seq[Seq[int]], **arguments: Any) -> Tensor | GenerateOutput:
+    def generate(self, /, input_ids: Any = None, **arguments: Any) -> Tensor | GenerateOutput:
         """Completes a batch of prompts as transformers' `generate` does; see `specstream.generate.generate`."""
         if self._generating:
             raise EngineBusy
@@ -144,7 +149,7 @@ class Engine:
             self._generating = False
 
     @exclusive
-    def stream(self, /, input_ids: Tensor | Seq[Seq[int]], **arguments: Any) -> Iterator[StreamOutput]:
+    def stream(self, /, input_ids: Any = None, **arguments: Any) -> Iterator[StreamOutput]:
         """What `generate` completes, piece by piece as it comes; see `specstream.generate.stream`."""
         return stream(self, input_ids, **arguments)
 
@@ -162,17 +167,17 @@ class Engine:
     ) -> Tensor | GenerateOutput:
         """For transformers: `model.generate(..., custom_generate=engine.custom_generate)`.
 
-        The named arguments can be given to transformers' `generate` too; it passes them on. It does not pass its
-        streamer on. `model` is not looked at: the engine completes with the target it was compiled from.
+        The named arguments can be given to transformers' `generate` too; it passes them on. It keeps for itself, and
+        passes to nobody, its streamer, tokenizer (so there are no stop_strings), assistant_model and synced_gpus.
+        Another `model` than the target that the engine was compiled from is refused.
         """
         return self.generate(
-            input_ids,
             seed=seed,
             logprobs=logprobs,
             presence_penalty=presence_penalty,
             frequency_penalty=frequency_penalty,
             logit_bias=logit_bias,
-            **from_transformers(input_ids, **prepared),
+            **from_transformers(model, self.target, input_ids, **prepared),
         )
 
     @exclusive
@@ -309,7 +314,8 @@ class Engine:
     def _tell(self, sequence: Sequence, output: RequestOutput) -> None:
         """Tells a stream that waits for a request that it was cancelled."""
         if sequence.inbox is not self._undelivered:
-            sequence.inbox.append(StepOutput(sequence.request_id, [], output))
+            logprobs: list[float] | None = [] if sequence.kept.logprobs else None
+            sequence.inbox.append(StepOutput(sequence.request_id, [], output, logprobs))
 
     def _cancel(self, sequence: Sequence) -> RequestOutput:
         output = self._leave(sequence, FinishReason.CANCELLED)

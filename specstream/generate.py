@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import GenerationConfig
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-from specstream.call import Call
+from specstream.call import Call, Given
 from specstream.errors import InvalidOption
 from specstream.outputs import RequestOutput
 from specstream.sequence import FinishReason
@@ -57,26 +57,32 @@ class StreamOutput:
 
 def generate(
     engine: Engine,
-    input_ids: Tensor | Seq[Seq[int]],
+    input_ids: Any,
+    /,
     *,
     attention_mask: Tensor | None = None,
     generation_config: GenerationConfig | None = None,
     seed: int | Seq[int] | None = None,
+    tokenizer: Any = None,
     streamer: Any = None,
     **arguments: Any,
 ) -> Tensor | GenerateOutput:
     """Completes a batch of prompts.
 
     Args:
-        input_ids: int64 [batch, length], or token ids of different lengths.
-        attention_mask: [batch, length], 0 where a prompt is padded (left or right).
-        generation_config: settings instead of the model's own.
+        input_ids: int64 [batch, length], or token ids of different lengths. `inputs` is another name for it.
+        attention_mask: [batch, length], 0 where a prompt is padded (left or right). Without one a tensor's padding
+            is known by pad_token_id, if there is one that is no end token.
+        generation_config: settings over the model's own, which fill what it leaves at None.
         seed: of the sampled text. An int gives the sequences of the call seed, seed + 1, ...; a list one each; None
             draws one from torch's global generator.
+        tokenizer: for stop_strings, instead of the engine's.
         streamer: transformers streamer, for a batch of one.
-        arguments: presence_penalty, frequency_penalty, logit_bias, logits_processor, stopping_criteria and logprobs
-            as in `Engine.submit`; and fields of GenerationConfig, over the generation_config: max_new_tokens,
-            do_sample, temperature, ... (`specstream.settings.HONOURED`). The others are refused by name.
+        arguments: presence_penalty, frequency_penalty, logit_bias, logits_processor, stopping_criteria, logprobs and
+            prefix_allowed_tokens_fn (for one prompt) as in `Engine.submit`: processors and criteria see one row at
+            a time, [1, length] without padding. And fields of GenerationConfig, over the generation_config:
+            max_new_tokens, do_sample, temperature, ... (`specstream.settings.HONOURED`). The others are refused by
+            name.
 
     Returns:
         int64 [batch x num_return_sequences, length + most new tokens], the prompts first as they were given; a
@@ -85,7 +91,8 @@ def generate(
     Raises:
         InvalidOption: an argument that is unknown or cannot be honoured, by name.
     """
-    call = _call(engine, input_ids, attention_mask, generation_config, seed, arguments)
+    given = Given(input_ids, attention_mask, generation_config, seed, tokenizer)
+    call = Call.make(engine, "generate", given, arguments)
     if streamer is not None:
         if len(call.requests) > 1:
             raise InvalidOption("streamer", f"a batch of {len(call.requests)}", "a batch of one")
@@ -117,11 +124,13 @@ def generate(
 
 def stream(
     engine: Engine,
-    input_ids: Tensor | Seq[Seq[int]],
+    input_ids: Any,
+    /,
     *,
     attention_mask: Tensor | None = None,
     generation_config: GenerationConfig | None = None,
     seed: int | Seq[int] | None = None,
+    tokenizer: Any = None,
     **arguments: Any,
 ) -> Iterator[StreamOutput]:
     """Completes a batch of prompts piece by piece: what each round produced, for each row, as it comes.
@@ -130,37 +139,15 @@ def stream(
     the first piece is asked for. Several streams may be read in turn. One that is left early, or closed, takes its
     requests out of the engine.
     """
-    call = _call(engine, input_ids, attention_mask, generation_config, seed, arguments)
+    given = Given(input_ids, attention_mask, generation_config, seed, tokenizer)
+    call = Call.make(engine, "stream", given, arguments)
     if call.config.return_dict_in_generate:
         raise InvalidOption("return_dict_in_generate", True, "False for stream, whose pieces have everything")
     return _pieces(engine, call)
 
 
-def _call(
-    engine: Engine,
-    input_ids: Tensor | Seq[Seq[int]],
-    attention_mask: Tensor | None,
-    generation_config: GenerationConfig | None,
-    seed: int | Seq[int] | None,
-    arguments: dict[str, Any],
-) -> Call:
-    own = {name: arguments.pop(name) for name in sorted(arguments.keys() & _OF_REQUESTS)}
-    return Call.make(engine, input_ids, attention_mask, generation_config, seed, arguments, own)
-
-
-_OF_REQUESTS = {
-    "logprobs",
-    "presence_penalty",
-    "frequency_penalty",
-    "logit_bias",
-    "logits_processor",
-    "stopping_criteria",
-}
-"""Arguments that are no fields of GenerationConfig."""
-
-
 def _pieces(engine: Engine, call: Call) -> Iterator[StreamOutput]:
-    texts = [TextStream(engine.tokenizer) for _ in call.requests] if engine.tokenizer is not None else None
+    texts = [TextStream(call.tokenizer) for _ in call.requests] if call.tokenizer is not None else None
     with closing(call.run(engine)) as steps:
         for index, step in steps:
             text = None

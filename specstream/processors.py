@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+import warnings
+from collections.abc import Callable, Iterable
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from transformers import (
     ForcedEOSTokenLogitsProcessor,
     GenerationConfig,
     InfNanRemoveLogitsProcessor,
+    LogitNormalization,
     LogitsProcessor,
     LogitsProcessorList,
     MinLengthLogitsProcessor,
@@ -21,6 +23,7 @@ from transformers import (
     MinPLogitsWarper,
     NoBadWordsLogitsProcessor,
     NoRepeatNGramLogitsProcessor,
+    PrefixConstrainedLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
     SequenceBiasLogitsProcessor,
     SuppressTokensAtBeginLogitsProcessor,
@@ -33,9 +36,6 @@ from transformers import (
 
 from specstream.errors import InvalidOption
 from specstream.sampling import Sampling
-
-DEFAULT_TOP_K = 50
-"""As transformers has it when neither the call nor the model says."""
 
 
 class PresencePenalty(LogitsProcessor):
@@ -63,19 +63,32 @@ class LogitBias(LogitsProcessor):
         return scores
 
 
+class Processors(LogitsProcessorList):
+    """Processors in their order, which may not change the shape of what they are given."""
+
+    def __call__(self, input_ids: Any, scores: Any, **arguments: Any) -> Any:
+        for processor in self:
+            given: Any = scores
+            scores = LogitsProcessorList([processor])(input_ids, given, **arguments)
+            if not isinstance(scores, Tensor) or scores.shape != given.shape:
+                got = f"a tensor {list(scores.shape)}" if isinstance(scores, Tensor) else repr(scores)
+                raise InvalidOption(
+                    "logits_processor",
+                    f"{got} from {_name(processor)}",
+                    f"scores of the shape that it is given, {list(given.shape)}: it sees one row at a time",
+                )
+        return scores
+
+
 def make_sampling(config: GenerationConfig, prompt_length: int, seed: int | None, **penalties: Any) -> Sampling:
     """How a request with these settings chooses its tokens; see `make_processors`.
 
     Raises:
-        InvalidOption: a value that transformers' processors do not allow.
+        InvalidOption: a value that transformers' processors do not allow, by its setting's name.
     """
     if seed is None:
         seed = int(torch.randint(2**63 - 1, ()))
-    try:
-        processors = make_processors(config, prompt_length, **penalties)
-    except (ValueError, TypeError, LookupError, AttributeError, RuntimeError) as error:
-        raise InvalidOption("generation_config", str(error), "what transformers' logits processors allow") from error
-    return Sampling(bool(config.do_sample), seed, processors)
+    return Sampling(bool(config.do_sample), seed, make_processors(config, prompt_length, **penalties))
 
 
 def make_processors(
@@ -86,50 +99,91 @@ def make_processors(
     presence_penalty: float = 0.0,
     frequency_penalty: float = 0.0,
     logit_bias: dict[int, float] | None = None,
-) -> LogitsProcessorList:
+    prefix_allowed_tokens_fn: Callable[[int, Tensor], list[int]] | None = None,
+) -> Processors:
     """What changes the logits of one request.
 
     Args:
         config: settings; None means that a setting is not used. `eos_token_id` is a list or None.
         prompt_length: tokens of the request's prompt.
-        extra: the caller's own.
+        extra: the caller's own. One of a type that a setting makes takes its place, as in transformers.
+        prefix_allowed_tokens_fn: the caller's own, for transformers' PrefixConstrainedLogitsProcessor.
+
+    Raises:
+        InvalidOption: a value that a processor does not allow, by its setting's name.
     """
     ends = config.eos_token_id
-    made: list[Any] = [
-        config.sequence_bias and SequenceBiasLogitsProcessor(config.sequence_bias),
-        _set(config.repetition_penalty, 1.0) and RepetitionPenaltyLogitsProcessor(float(config.repetition_penalty)),
-        _set(config.no_repeat_ngram_size, 0) and NoRepeatNGramLogitsProcessor(config.no_repeat_ngram_size),
-        config.bad_words_ids and NoBadWordsLogitsProcessor(config.bad_words_ids, ends),
-        ends and _set(config.min_length, 0) and MinLengthLogitsProcessor(config.min_length, ends),
-        ends
-        and _set(config.min_new_tokens, 0)
-        and MinNewTokensLengthLogitsProcessor(prompt_length, config.min_new_tokens, ends),
-        config.forced_eos_token_id is not None
-        and ForcedEOSTokenLogitsProcessor(config.max_length, config.forced_eos_token_id),
-        config.remove_invalid_values and InfNanRemoveLogitsProcessor(),
-        ends
-        and config.exponential_decay_length_penalty
-        and ExponentialDecayLengthPenalty(config.exponential_decay_length_penalty, ends, prompt_length),
-        config.suppress_tokens and SuppressTokensLogitsProcessor(config.suppress_tokens),
-        config.begin_suppress_tokens
-        and SuppressTokensAtBeginLogitsProcessor(config.begin_suppress_tokens, prompt_length),
-        (presence_penalty or frequency_penalty) and PresencePenalty(prompt_length, presence_penalty, frequency_penalty),
-        logit_bias and LogitBias(logit_bias),
-        *extra,
+
+    def made(name: str, make: Callable[[Any], LogitsProcessor], neutral: object = None) -> list[LogitsProcessor]:
+        value = getattr(config, name)
+        if value is None or value == neutral:
+            return []
+        try:
+            return [make(value)]
+        except (ValueError, TypeError, LookupError, AttributeError, RuntimeError) as error:
+            raise InvalidOption(name, value, "what transformers' logits processors allow", str(error)) from error
+
+    def decay(value: tuple[int, float]) -> LogitsProcessor:
+        if not ends:
+            raise ValueError("It needs an end token: give eos_token_id.")
+        return ExponentialDecayLengthPenalty(value, ends, prompt_length)
+
+    before_prefix: list[LogitsProcessor] = [
+        *made("sequence_bias", SequenceBiasLogitsProcessor),
+        *made("repetition_penalty", lambda value: RepetitionPenaltyLogitsProcessor(float(value)), 1.0),
+        *made("no_repeat_ngram_size", NoRepeatNGramLogitsProcessor, 0),
+        *made("bad_words_ids", lambda value: NoBadWordsLogitsProcessor(value, ends)),
+        *(made("min_length", lambda value: MinLengthLogitsProcessor(value, ends), 0) if ends else ()),
+        *(
+            made("min_new_tokens", lambda value: MinNewTokensLengthLogitsProcessor(prompt_length, value, ends), 0)
+            if ends
+            else ()
+        ),
     ]
+    prefix = [] if prefix_allowed_tokens_fn is None else [PrefixConstrainedLogitsProcessor(prefix_allowed_tokens_fn, 1)]
+    after_prefix: list[LogitsProcessor] = [
+        *made("forced_eos_token_id", lambda value: ForcedEOSTokenLogitsProcessor(cast(int, config.max_length), value)),
+        *made("remove_invalid_values", lambda _: InfNanRemoveLogitsProcessor(), False),
+        *made("exponential_decay_length_penalty", decay),
+        *made("suppress_tokens", SuppressTokensLogitsProcessor),
+        *made("begin_suppress_tokens", lambda value: SuppressTokensAtBeginLogitsProcessor(value, prompt_length)),
+    ]
+    if presence_penalty or frequency_penalty:
+        after_prefix.append(PresencePenalty(prompt_length, presence_penalty, frequency_penalty))
+    if logit_bias:
+        after_prefix.append(LogitBias(logit_bias))
+    merged = with_own([*before_prefix, *prefix, *after_prefix], extra)
     if config.do_sample:
-        made += [
-            _set(config.temperature, 1.0) and TemperatureLogitsWarper(float(config.temperature)),
-            config.top_k != 0 and TopKLogitsWarper(DEFAULT_TOP_K if config.top_k is None else config.top_k),
-            _set(config.top_p, 1.0) and TopPLogitsWarper(config.top_p),
-            config.min_p is not None and MinPLogitsWarper(config.min_p),
-            _set(config.typical_p, 1.0) and TypicalLogitsWarper(config.typical_p),
-            _set(config.epsilon_cutoff, 0.0) and EpsilonLogitsWarper(config.epsilon_cutoff),
-            _set(config.eta_cutoff, 0.0) and EtaLogitsWarper(config.eta_cutoff),
+        merged += [
+            *made("temperature", lambda value: TemperatureLogitsWarper(float(value)), 1.0),
+            *made("top_k", TopKLogitsWarper, 0),
+            *made("top_p", TopPLogitsWarper, 1.0),
+            *made("min_p", MinPLogitsWarper),
+            *made("typical_p", TypicalLogitsWarper, 1.0),
+            *made("epsilon_cutoff", EpsilonLogitsWarper, 0.0),
+            *made("eta_cutoff", EtaLogitsWarper, 0.0),
         ]
-    return LogitsProcessorList([processor for processor in made if processor])
+    return Processors([*merged, *made("renormalize_logits", lambda _: LogitNormalization(), False)])
 
 
-def _set(value: float | None, neutral: float) -> bool:
-    """Whether a setting does anything."""
-    return value is not None and value != neutral
+def with_own(made: list[LogitsProcessor], own: Iterable[LogitsProcessor]) -> list[LogitsProcessor]:
+    """Those that settings make, and the caller's: the first of the same type takes the place, the others follow."""
+    given, merged = list(own), list[LogitsProcessor]()
+    for processor in made:
+        replacing = next((other for other in given if type(other) is type(processor)), processor)
+        if replacing is not processor:
+            warn_replaced("logits_processor", processor)
+        merged.append(replacing)
+    return merged + [other for other in given if not any(other is one for one in merged)]
+
+
+def warn_replaced(argument: str, replaced: object) -> None:
+    warnings.warn(
+        f"{argument}: the given {_name(replaced)} takes the place of the one that the settings make, as it does in "
+        "transformers",
+        stacklevel=2,
+    )
+
+
+def _name(processor: object) -> str:
+    return getattr(processor, "__name__", type(processor).__name__)

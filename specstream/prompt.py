@@ -7,6 +7,7 @@ from collections.abc import Sequence as Seq
 from operator import index
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
@@ -72,13 +73,19 @@ def check_tensor(name: str, tensor: Tensor) -> None:
 
 
 def batch(
-    input_ids: Any, attention_mask: Tensor | None, pad_token_id: int, vocab_size: int
+    input_ids: Any, attention_mask: Any, pad_token_id: int, vocab_size: int, *, infer_mask: bool = False
 ) -> tuple[Tensor, list[list[int]]]:
     """A batch as a tensor, and each prompt without its padding.
+
+    Args:
+        infer_mask: whether `pad_token_id` in a tensor that comes without a mask is padding.
 
     Raises:
         InvalidOption: it is no batch, or the mask does not belong to it.
     """
+    if isinstance(input_ids, np.ndarray) and input_ids.dtype.kind in "biuf":
+        kind = np.int64 if input_ids.dtype.kind in "iu" else input_ids.dtype
+        input_ids = torch.from_numpy(input_ids.astype(kind))
     if not isinstance(input_ids, Tensor):
         input_ids, padding = _padded(input_ids, pad_token_id, vocab_size)
         if attention_mask is None:
@@ -88,8 +95,10 @@ def batch(
         raise InvalidOption("input_ids", f"shape {tuple(input_ids.shape)}", "shape [batch, length], neither of them 0")
     if input_ids.dtype not in (torch.int64, torch.int32):
         raise InvalidOption("input_ids", input_ids.dtype, "int64 or int32 token ids")
-    if attention_mask is None:
+    if attention_mask is None and not (infer_mask and (input_ids == pad_token_id).any()):
         return input_ids, [row.tolist() for row in input_ids]
+    if attention_mask is None:
+        attention_mask = input_ids != pad_token_id
     keep = _kept(attention_mask, input_ids.shape)
     return input_ids, [row[seen].tolist() for row, seen in zip(input_ids.cpu(), keep, strict=True)]
 
@@ -97,9 +106,11 @@ def batch(
 def _padded(rows: Any, pad_token_id: int, vocab_size: int) -> tuple[Tensor, Tensor]:
     """Lists of token ids as a left-padded tensor and its mask."""
     way_out = "Pass what a tokenizer returns as **inputs." if isinstance(rows, Mapping) else ""
-    if not _is_list(rows) or not all(_is_list(row) for row in rows):
-        allowed = "a tensor [batch, length], or a list of lists of token ids"
+    given = [_listed(row) for row in rows] if _is_list(rows) else [None]
+    if not all(map(_is_list, given)):
+        allowed = "a tensor or array [batch, length], or a list of lists of token ids"
         raise InvalidOption("input_ids", rows, allowed, way_out)
+    rows = given
     lists = [[token_id("prompt", token, vocab_size) for token in row] for row in rows]
     width = max((len(row) for row in lists), default=0)
     if not width:
@@ -110,6 +121,13 @@ def _padded(rows: Any, pad_token_id: int, vocab_size: int) -> tuple[Tensor, Tens
     return torch.tensor([[pad_token_id] * (width - len(row)) + row for row in lists]), torch.tensor(mask)
 
 
+def _listed(row: Any) -> Any:
+    """A row of a batch; a list if it was a tensor or an array."""
+    if isinstance(row, Tensor):
+        check_tensor("input_ids", row)
+    return row.tolist() if isinstance(row, Tensor | np.ndarray) else row
+
+
 def _is_list(value: object) -> bool:
     return isinstance(value, Seq) and not isinstance(value, str | bytes)
 
@@ -117,6 +135,8 @@ def _is_list(value: object) -> bool:
 def _kept(mask: object, shape: torch.Size) -> Tensor:
     """bool [batch, length], from an attention mask."""
     allowed = "a tensor of 0 and 1, of the shape of input_ids"
+    if isinstance(mask, np.ndarray) and mask.dtype.kind in "biuf":
+        mask = torch.from_numpy(mask.copy())
     if not isinstance(mask, Tensor):
         raise InvalidOption("attention_mask", mask, allowed, "Make it one with torch.tensor.")
     check_tensor("attention_mask", mask)

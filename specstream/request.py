@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any
 
-from transformers import (
-    GenerationConfig,
-    LogitsProcessor,
-    StoppingCriteria,
-    StoppingCriteriaList,
-    StopStringCriteria,
-)
+from torch import Tensor
+from transformers import GenerationConfig, LogitsProcessor, StoppingCriteria
 
 from specstream.errors import InvalidOption
+from specstream.names import refuse_unknown
 from specstream.processors import make_sampling
 from specstream.prompt import token_id, token_ids
 from specstream.sequence import Sequence
-from specstream.settings import HONOURED, merge_settings
+from specstream.settings import HONOURED, OF_REQUESTS, merge_settings
+from specstream.stopping import Stopping, as_list, end_tokens
 from specstream.token_scores import Kept
 from specstream.values import FLAG, INTEGER, NUMBER, POSITIVE_INTEGER
 
@@ -35,6 +33,7 @@ class RequestFactory:
         request_id: int,
         prompt: Seq[int],
         tokenizer: Any,
+        /,
         *,
         max_new_tokens: int | None = None,
         eos_token_id: int | Seq[int] | None = None,
@@ -46,6 +45,7 @@ class RequestFactory:
         logit_bias: dict[int, float] | None = None,
         logits_processor: Seq[LogitsProcessor] | None = None,
         stopping_criteria: Seq[StoppingCriteria] | None = None,
+        prefix_allowed_tokens_fn: Callable[[int, Tensor], list[int]] | None = None,
         **unknown: Any,
     ) -> Sequence:
         """Checks a prompt and its settings.
@@ -61,17 +61,20 @@ class RequestFactory:
             logprobs: keep the log-probability that the model gives each token.
             presence_penalty, frequency_penalty, logit_bias: as OpenAI and vLLM define them.
             logits_processor: the caller's own, after transformers' penalties and before temperature. They may keep
-                state: nothing is drafted for the request, so that they see committed tokens only, in order.
-            stopping_criteria: the caller's own; they see committed tokens only.
+                state: nothing is drafted for the request, so that they see committed tokens only, in order. They see
+                the request alone, [1, length] without padding, whatever else runs.
+            stopping_criteria: the caller's own; they too see committed tokens of the request alone. Processors and
+                criteria of a type that a setting makes take its place, as in transformers.
+            prefix_allowed_tokens_fn: as in transformers; the first argument it is called with is 0.
 
         Raises:
             InvalidOption: the prompt is empty, has ids out of range, or leaves no room under `max_model_len`; a
                 setting that is not supported.
         """
         for name, value in unknown.items():
-            _refuse_unknown(name, value)
+            refuse_unknown(name, value, "submit", _OF_SUBMIT, HONOURED)
         prompt = token_ids(prompt, self.vocab_size, self.max_model_len)
-        config = merge_settings(None, generation_config)
+        config = merge_settings(None, generation_config, "submit")
         if (config.num_return_sequences or 1) > 1:
             name, way_out = "generation_config.num_return_sequences", "Submit the prompt as often as it is asked for."
             raise InvalidOption(name, config.num_return_sequences, "1 for submit", way_out)
@@ -84,9 +87,13 @@ class RequestFactory:
         NUMBER.check("frequency_penalty", frequency_penalty)
         processors = _callables("logits_processor", logits_processor, "(input_ids, scores) that return scores")
         criteria = _callables("stopping_criteria", stopping_criteria, "(input_ids, scores) that return true to stop")
+        allowed_tokens: Any = prefix_allowed_tokens_fn
+        if not callable(allowed_tokens) and allowed_tokens is not None:
+            allowed = "a callable (batch_id, input_ids) that returns token ids"
+            raise InvalidOption("prefix_allowed_tokens_fn", allowed_tokens, allowed)
         if eos_token_id is not None:
             config.eos_token_id = end_tokens(eos_token_id, self.vocab_size)
-        limit = config.max_length = min(len(prompt) + int(most), self.max_model_len)
+        config.max_length = min(len(prompt) + int(most), self.max_model_len)
         sampling = make_sampling(
             config,
             len(prompt),
@@ -95,20 +102,19 @@ class RequestFactory:
             presence_penalty=presence_penalty,
             frequency_penalty=frequency_penalty,
             logit_bias=self._bias(logit_bias),
+            prefix_allowed_tokens_fn=prefix_allowed_tokens_fn,
         )
         self._check_ids(config)
-        stopping = StoppingCriteriaList(criteria)
-        if config.stop_strings:
-            stopping.append(_stop_strings(tokenizer, config.stop_strings))
+        stopping = Stopping.of(config, criteria, tokenizer, self.max_model_len)
         return Sequence(
             request_id,
             len(prompt),
-            limit,
-            frozenset(config.eos_token_id or ()),
+            max(len(prompt) + 1, stopping.max_length),
+            stopping.end_tokens,
             prompt,
             sampling=sampling,
-            stopping=stopping,
-            drafts=not processors,
+            stopping=stopping.criteria,
+            drafts=not processors and prefix_allowed_tokens_fn is None,
             kept=Kept(logprobs, bool(config.output_scores), bool(config.output_logits)),
         )
 
@@ -127,20 +133,11 @@ class RequestFactory:
         words = {
             "bad_words_ids": config.bad_words_ids or (),
             "sequence_bias": [entry if isinstance(entry, tuple) else entry[0] for entry in config.sequence_bias or ()],
-            "forced_eos_token_id": [_as_list(config.forced_eos_token_id)],
+            "forced_eos_token_id": [as_list(config.forced_eos_token_id)],
         }
         for name, sequences in words.items():
             for token in (token for sequence in sequences for token in sequence):
                 token_id(name, token, self.vocab_size)
-
-
-def _refuse_unknown(name: str, value: object) -> None:
-    way_out = "Leave it out."
-    if name == "max_length":
-        way_out = "Give max_new_tokens."
-    elif name in HONOURED and name != "num_return_sequences":
-        way_out = f"Give it in generation_config=GenerationConfig({name}=...)."
-    raise InvalidOption(name, value, "an argument of specstream's submit", way_out)
 
 
 def _callables(name: str, given: object, what: str) -> list[Any]:
@@ -156,25 +153,4 @@ def _callables(name: str, given: object, what: str) -> list[Any]:
     return list(given)
 
 
-def _as_list(tokens: Any) -> list[Any]:
-    """One token or several, or None, as a list."""
-    if tokens is None:
-        return []
-    given = tokens.tolist() if hasattr(tokens, "tolist") else tokens
-    return list(given) if isinstance(given, list | tuple | set | frozenset) else [given]
-
-
-def end_tokens(given: int | Seq[int], vocab_size: int) -> list[int]:
-    """End tokens as a list.
-
-    Raises:
-        InvalidOption: one that the target never produces.
-    """
-    return [token_id("eos_token_id", token, vocab_size, ", or None") for token in _as_list(given)]
-
-
-def _stop_strings(tokenizer: Any, strings: str | list[str]) -> StopStringCriteria:
-    if tokenizer is None:
-        way_out = "Compile the target by name or directory, or set engine.tokenizer."
-        raise InvalidOption("stop_strings", strings, "None without a tokenizer", way_out)
-    return StopStringCriteria(tokenizer, strings)
+_OF_SUBMIT = OF_REQUESTS | {"max_new_tokens", "eos_token_id", "generation_config", "seed"}

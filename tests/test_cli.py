@@ -347,10 +347,10 @@ def test_flags_for_choosing_tokens_go_over_the_models_settings(engine: Echo) -> 
     names = ("do_sample", "temperature", "top_k", "top_p", "repetition_penalty")
     asked = [(*(getattr(settings, name) for name in names), seed) for settings, seed in engine.settings]
     assert asked == [
-        (True, 0.6, None, 0.9, None, 7),
-        (False, 0.6, None, 0.9, None, None),
+        (True, 0.6, 50, 0.9, None, 7),
+        (False, 0.6, 50, 0.9, None, None),
         (True, 0.5, 3, None, None, None),
-        (None, None, None, None, 1.2, None),
+        (None, None, 50, None, 1.2, None),
     ]
 
 

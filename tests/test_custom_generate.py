@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
 import torch
-from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor, StoppingCriteriaList
+from transformers import DynamicCache, GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
+import specstream
 from specstream.errors import InvalidOption
 from specstream.generate import GenerateOutput
 from tests.helpers import make_engine, model, prompt
@@ -33,6 +35,7 @@ def test_transformers_generate_with_the_engine_gives_what_it_gives_without(setti
     assert ours.tolist() == plain.tolist()
 
 
+@pytest.mark.filterwarnings("error:.*takes the place")
 def test_a_left_padded_batch_and_scores() -> None:
     target: Any = model("qwen3")
     ids = torch.tensor([[0, 0, 0, *prompt(6)], prompt(9)])
@@ -81,13 +84,126 @@ def test_the_callers_own_processors_and_criteria() -> None:
         assert processor.calls == 5
         assert len(criterion.seen) == 5
         assert ours.shape == (1, 14)
-        with pytest.raises(InvalidOption, match="logits_processor: got 'RepetitionPenaltyLogitsProcessor'"):
-            target.generate(
-                ids,
-                custom_generate=engine.custom_generate,
-                max_new_tokens=5,
-                repetition_penalty=1.2,
-                do_sample=False,
-                logits_processor=LogitsProcessorList([RepetitionPenaltyLogitsProcessor(1.4)]),
-            )
         assert not engine.has_unfinished
+
+
+IDS = torch.tensor([prompt(9)])
+
+
+def prepared(**changes: Any) -> dict[str, Any]:
+    """What transformers prepares for one prompt."""
+    return {
+        "generation_config": GenerationConfig(max_new_tokens=3, max_length=12),
+        "logits_processor": LogitsProcessorList(),
+        "stopping_criteria": StoppingCriteriaList(),
+        **changes,
+    }
+
+
+def held() -> DynamicCache:
+    cache = DynamicCache()
+    cache.update(torch.zeros(1, 1, 2, 4), torch.zeros(1, 1, 2, 4), 0)
+    return cache
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        ({"position_ids": torch.arange(1, 10)[None]}, "position_ids"),
+        ({"past_key_values": held()}, "cache"),
+        ({"past_key_values": DynamicCache()}, "cache"),
+        ({"cu_seq_lens_q": torch.tensor([0, 9])}, "cu_seq_lens_q"),
+        ({"inputs_embeds": torch.zeros(1, 9, 32, dtype=torch.float64)}, "inputs_embeds"),
+    ],
+)
+def test_what_is_meant_for_the_models_forward_is_refused_by_name(arguments: dict[str, Any], name: str) -> None:
+    target: Any = model("qwen3")
+    with make_engine(target, None, max_model_len=64) as engine:
+        with pytest.raises(InvalidOption, match=f"^{name}: got"):
+            target.generate(IDS, custom_generate=engine.custom_generate, max_new_tokens=3, **arguments)
+        assert not engine.has_unfinished
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("position_ids", torch.arange(9)[None] + 1),
+        ("position_ids", torch.arange(8)[None]),
+        ("position_ids", [list(range(9))]),
+        ("past_key_values", ((),)),
+        ("token_type_ids", torch.zeros(1, 9)),
+        ("assistant_model", object()),
+        ("streamer", object()),
+        ("synced_gpus", True),
+        ("past_key_values", held()),
+        ("cache", held()),
+    ],
+)
+def test_what_transformers_does_not_pass_on_is_refused_too(name: str, value: Any) -> None:
+    target: Any = model("qwen3")
+    with make_engine(target, None, max_model_len=64) as engine, pytest.raises(InvalidOption, match=f"^{name}: got"):
+        engine.custom_generate(target, IDS, **prepared(**{name: value}))
+
+
+def test_what_transformers_itself_prepares_is_taken() -> None:
+    target: Any = model("qwen3")
+    padded = torch.tensor([[0, 0, *prompt(7)]])
+    mask = torch.tensor([[0, 0] + [1] * 7])
+    with make_engine(target, None, max_model_len=64) as engine:
+        expected: Any = engine.generate(padded, attention_mask=mask, max_new_tokens=3)
+        for positions in (torch.tensor([[0, 0, *range(7)]]), None):
+            arguments = prepared(attention_mask=mask, position_ids=positions, cache=DynamicCache(), use_cache=True)
+            ours: Any = engine.custom_generate(target, padded, **arguments, logits_to_keep=1, synced_gpus=False)
+            assert ours.tolist() == expected.tolist()
+        given = target.generate(
+            padded,
+            attention_mask=mask,
+            position_ids=torch.tensor([[0, 0, *range(7)]]),
+            custom_generate=engine.custom_generate,
+            max_new_tokens=3,
+            logits_to_keep=1,
+        )
+        assert given.tolist() == expected.tolist()
+
+
+def test_an_all_ones_mask_is_not_inferred_again() -> None:
+    target: Any = model("qwen3")
+    ids = torch.tensor([[0, 0, *prompt(7)]])
+    arguments: dict[str, Any] = {"attention_mask": torch.ones_like(ids), "pad_token_id": 0, "max_new_tokens": 4}
+    with make_engine(target, None, max_model_len=64) as engine:
+        theirs = target.generate(ids, **arguments)
+        assert target.generate(ids, custom_generate=engine.custom_generate, **arguments).tolist() == theirs.tolist()
+        assert engine.generate(ids, **arguments).tolist() == theirs.tolist()  # type: ignore[union-attr]
+
+
+def test_another_model_than_the_target_is_refused() -> None:
+    target: Any = copy.deepcopy(model("qwen3"))
+    other: Any = model("qwen3", seed=1)
+    with specstream.compile(target, None, max_model_len=64) as engine:
+        assert target.generate(IDS, custom_generate=engine.custom_generate, max_new_tokens=3).shape == (1, 12)
+        with pytest.raises(
+            InvalidOption, match=r"model: got '.*'; allowed: the target that the engine was compiled from"
+        ):
+            other.generate(IDS, custom_generate=engine.custom_generate, max_new_tokens=3)
+        assert not engine.has_unfinished
+
+
+def test_transformers_keeps_its_tokenizer_and_its_streamer() -> None:
+    """Should this fail, they can be supported, and the README says otherwise."""
+    target: Any = model("qwen3")
+    given: list[Any] = []
+
+    class Keep:
+        def put(self, value: Any) -> None:
+            given.append(value)
+
+        def end(self) -> None:
+            given.append("end")
+
+    with make_engine(target, None, max_model_len=64) as engine:
+        target.generate(IDS, custom_generate=engine.custom_generate, max_new_tokens=3, streamer=Keep())
+        assert len(given) == 1, "more than the prompt"
+        with pytest.raises(ValueError, match="could not locate a tokenizer"):
+            target.generate(
+                IDS, custom_generate=engine.custom_generate, max_new_tokens=3, stop_strings="a", tokenizer=object()
+            )

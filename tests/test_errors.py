@@ -53,6 +53,7 @@ META = "got 'a tensor on the meta device'; allowed: a tensor that has values. Ma
 FAKE = "got 'a fake tensor'; allowed: a tensor that has values. Make it outside of FakeTensorMode."
 SPARSE = "got 'a tensor of layout torch.sparse_coo'; allowed: a dense tensor. Call .to_dense() first."
 
+ROWS = "allowed: a tensor or array [batch, length], or a list of lists of token ids"
 BATCHES: list[tuple[Any, str]] = [
     ([], "input_ids: got []; allowed: at least one prompt of at least one token."),
     ([[]], "input_ids: got [[]]; allowed: at least one prompt of at least one token."),
@@ -65,17 +66,22 @@ BATCHES: list[tuple[Any, str]] = [
     ([["a"]], f"prompt: got 'a'; {IDS}"),
     (torch.tensor([[1, -1]]), f"prompt: got -1; {IDS}"),
     (torch.tensor([[96]]), f"prompt: got 96; {IDS}"),
-    ("hi", "input_ids: got 'hi'; allowed: a tensor [batch, length], or a list of lists of token ids."),
-    ([1, 2], "input_ids: got [1, 2]; allowed: a tensor [batch, length], or a list of lists of token ids."),
+    ("hi", f"input_ids: got 'hi'; {ROWS}."),
+    ([1, 2], f"input_ids: got [1, 2]; {ROWS}."),
     (
         {"input_ids": [[1]]},
-        "input_ids: got {'input_ids': [[1]]}; allowed: a tensor [batch, length], or a list of lists of token ids. "
-        "Pass what a tokenizer returns as **inputs.",
+        f"input_ids: got {{'input_ids': [[1]]}}; {ROWS}. Pass what a tokenizer returns as **inputs.",
     ),
     (
-        np.array([[1, 2]]),
-        "input_ids: got array([[1, 2]]); allowed: a tensor [batch, length], or a list of lists of token ids.",
+        np.array([["a"]]),
+        f"input_ids: got array([['a']], dtype='<U1'); {ROWS}.",
     ),
+    (np.array([[1.0, 2.0]]), "input_ids: got torch.float64; allowed: int64 or int32 token ids."),
+    (np.array([1, 2]), "input_ids: got 'shape (2,)'; allowed: shape [batch, length], neither of them 0."),
+    ([torch.tensor([1.0])], f"prompt: got 1.0; {IDS}"),
+    ([torch.tensor([[1]])], f"prompt: got [1]; {IDS}"),
+    ([THREE[0].to("meta")], f"input_ids: {META}"),
+    (None, f"input_ids: got None; {ROWS}."),
     (torch.ones(1, 3), "input_ids: got torch.float32; allowed: int64 or int32 token ids."),
     (torch.ones(1, 3, dtype=torch.bool), "input_ids: got torch.bool; allowed: int64 or int32 token ids."),
     (torch.tensor([1, 2]), "input_ids: got 'shape (2,)'; allowed: shape [batch, length], neither of them 0."),
@@ -232,17 +238,19 @@ def test_arguments_of_every_call(engine: Engine, name: str, value: Any, text: st
     separator = "" if text.startswith("[") else ": "
     calls: list[tuple[Callable[..., Any], str, Any, str]] = [
         (engine.generate, "input_ids", THREE, "generate"),
-        (engine.stream, "input_ids", THREE, "generate"),
+        (engine.stream, "input_ids", THREE, "stream"),
         (engine.submit, "prompt", [1, 2, 3], "submit"),
     ]
     for call, of_prompt, ids, where in calls:
         expected = f"{name}{separator}{text}"
         if name == "seed":
-            allowed = "an int, or one for each of the 1 sequences" if where == "generate" else "an integer"
-            given = "'2 seeds'" if isinstance(value, list) and where == "generate" else repr(value)
+            allowed = "an int, or one for each of the 1 sequences" if where != "submit" else "an integer"
+            given = "'2 seeds'" if isinstance(value, list) and where != "submit" else repr(value)
             expected = f"seed: got {given}; allowed: {allowed}."
         if name == "temprature":
-            expected = f"temprature: got 1.0; allowed: an argument of specstream's {where}. Leave it out."
+            place = " Give it in generation_config=GenerationConfig(temperature=...)." if where == "submit" else ""
+            way_out = f"Did you mean temperature?{place}"
+            expected = f"temprature: got 1.0; allowed: an argument of specstream's {where}. {way_out}"
         check_refused(engine, call, {of_prompt: ids, "max_new_tokens": 2, name: value}, expected)
 
 
@@ -272,8 +280,8 @@ GENERATE: list[tuple[Arguments, str]] = [
     ({"forced_eos_token_id": 96}, f"forced_eos_token_id: got 96; {IDS}"),
     (
         {"bad_words_ids": 3},
-        "generation_config: got '`bad_words_ids` has to be a non-empty list, but is 3.'; "
-        "allowed: what transformers' logits processors allow.",
+        "bad_words_ids: got 3; allowed: what transformers' logits processors allow. "
+        "`bad_words_ids` has to be a non-empty list, but is 3.",
     ),
     ({"stop_strings": ""}, "stop_strings: got ''; allowed: a text or a list of texts, none of them empty."),
     (

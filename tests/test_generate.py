@@ -49,7 +49,7 @@ def test_arguments_that_generate_refuses(arguments: dict[str, Any], text: str) -
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("guidance_scale", 1.3), ("penalty_alpha", 0.5), ("renormalize_logits", True), ("num_beams", 3)],
+    [("guidance_scale", 1.3), ("penalty_alpha", 0.5), ("max_time", 0.0), ("num_beams", 3)],
 )
 def test_what_the_models_own_generation_config_asks_for_is_not_ignored(name: str, value: Any) -> None:
     with new_engine() as engine:

@@ -260,7 +260,6 @@ UNSUPPORTED_VALUES: dict[str, Any] = {
     "penalty_alpha": 0.6,
     "watermarking_config": WatermarkingConfig(),
     "forced_bos_token_id": 3,
-    "renormalize_logits": True,
     "max_time": 1.0,
     "output_attentions": True,
     "output_hidden_states": True,
@@ -276,12 +275,10 @@ UNSUPPORTED_VALUES: dict[str, Any] = {
     "dola_layers": "low",
     "constraints": [1],
     "force_words_ids": [[1]],
-    "disable_compile": True,
     "prefill_chunk_size": 8,
     "use_mtp": True,
     "assistant_ensemble_weight": 0.5,
     "continuous_batching_config": {},
-    "max_cache_len": 64,
     "speculation_type": "x",
 }
 

@@ -84,10 +84,11 @@ def test_a_stream_left_early_leaves_nothing_behind() -> None:
 
 def test_a_stream_is_told_when_its_request_is_cancelled() -> None:
     with new_engine() as engine:
-        pieces = engine.stream([list(prompt(9))], max_new_tokens=20)
+        pieces = engine.stream([list(prompt(9))], max_new_tokens=20, logprobs=True)
         first = next(pieces)
         engine.reset()
         last = list(pieces)
+        assert [piece.logprobs for piece in last] == [[]]
         assert [piece.finish_reason for piece in last] == [FinishReason.CANCELLED]
         assert last[0].output is not None
         assert last[0].output.token_ids == first.token_ids

@@ -1,0 +1,1 @@
+../../specstream/stopping.py
