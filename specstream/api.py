@@ -33,13 +33,16 @@ DEVICES = ("cpu", "cuda")
 """Kinds of devices that there is an executor for."""
 
 
-def compile(target: Model, draft: Model | None = None, *, dtype: Any = None, **options: Any) -> Engine:
+def compile(
+    target: Model, draft: Model | None = None, *, dtype: Any = None, device: Any = None, **options: Any
+) -> Engine:
     """Captures a target and a draft, plans memory, and returns an engine.
 
     Args:
         target, draft: transformers models, plain modules `forward(input_ids, position_ids)`, or names or local
             directories of checkpoints; a draft of None turns speculation off.
-        dtype: torch dtype for models loaded by name.
+        dtype: torch dtype for models loaded by name; None: on a CPU float32, else the checkpoint's.
+        device: "cpu" or "cuda" for models loaded by name; None: a CUDA device if there is one.
         options: fields of `Options`.
 
     Raises:
@@ -50,21 +53,22 @@ def compile(target: Model, draft: Model | None = None, *, dtype: Any = None, **o
     settings = Options.from_keywords(**options)
     if draft is None:
         settings.check_without_draft()
+    _check_device(device)
     for role, model in {"target": target, "draft": draft}.items():
-        if isinstance(model, nn.Module) and dtype is not None:
-            raise InvalidOption(
-                "dtype", dtype, f"None for a {role} that is a module", "Convert it with .to(dtype) first."
-            )
+        for name, value, way_out in (("dtype", dtype, ".to(dtype)"), ("device", device, ".to(device)")):
+            if isinstance(model, nn.Module) and value is not None:
+                allowed = f"None for a {role} that is a module"
+                raise InvalidOption(name, value, allowed, f"Convert it with {way_out} first.")
         if not isinstance(model, nn.Module | str | Path) and not (role == "draft" and model is None):
             raise InvalidOption(role, model, "an nn.Module, the name of a model, or a directory")
-    target_module, tokenizer, target_name = load_model(target, dtype)
+    target_module, tokenizer, target_name = load_model(target, dtype, device)
     limit = settings.max_model_len if isinstance(settings.max_model_len, int) else None
     if limit is not None and limit < LEAST_MODEL_LEN:
         raise InvalidOption("max_model_len", limit, f"at least {LEAST_MODEL_LEN}, so that the capture can be proven")
     target_model = _captured("target", target_module, target_name, limit, settings)
     draft_model = None
     if draft is not None and settings.drafting != "off":
-        draft_module, draft_tokenizer, draft_name = load_model(draft, dtype)
+        draft_module, draft_tokenizer, draft_name = load_model(draft, dtype, device)
         check_tokenizers(tokenizer, draft_tokenizer)
         longest = resolve_max_model_len(settings, target_model.spec)
         with inherited_rope(draft_module, target_module, longest):
@@ -80,6 +84,19 @@ def compile(target: Model, draft: Model | None = None, *, dtype: Any = None, **o
     engine = build_engine(settings, target_model, draft_model, tokenizer, defaults)
     engine.target = weakref.ref(target_module) if isinstance(target, nn.Module) else None
     return engine
+
+
+def _check_device(device: Any) -> None:
+    if device is None:
+        return
+    try:
+        kind = torch.device(device).type
+    except (RuntimeError, TypeError):
+        kind = None
+    if kind not in DEVICES:
+        raise InvalidOption("device", device, f"None or {' or '.join(map(repr, DEVICES))}, with or without an index")
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise InvalidOption("device", device, '"cpu" here: torch sees no CUDA device', "Install a CUDA build of torch.")
 
 
 def _captured(role: str, model: nn.Module, name: str, max_model_len: int | None, options: Options) -> PartitionedModel:

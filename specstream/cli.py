@@ -149,6 +149,7 @@ def _parser() -> argparse.ArgumentParser:
     models.add_argument(
         "--dtype", choices=DTYPES, help="of both models' weights (on a CPU float32, else the checkpoint's)"
     )
+    models.add_argument("--device", choices=("cpu", "cuda"), help="where they run (a CUDA device if there is one)")
     prompts = generate.add_argument_group("prompts", "without one of these the prompt is read from stdin")
     source = prompts.add_mutually_exclusive_group()
     source.add_argument("--prompt", metavar="TEXT")

@@ -42,7 +42,7 @@ def run(given: argparse.Namespace) -> int:
     options = chosen_options(given)
     target, draft = _model(given.target), None if given.draft.lower() == "none" else _model(given.draft)
     requests = read_requests(given)
-    with closing(_compile(target, draft, given.dtype, options)) as engine:
+    with closing(_compile(target, draft, given.dtype, given.device, options)) as engine:
         if engine.tokenizer is None:
             raise SpecStreamError(f"{target} has no tokenizer, so there is no way from text to tokens")
         settings = settings_of(given, engine)
@@ -136,7 +136,7 @@ def _model(name: str) -> str:
     return name
 
 
-def _compile(target: str, draft: str | None, dtype: str | None, options: dict[str, Any]) -> Engine:
+def _compile(target: str, draft: str | None, dtype: str | None, device: str | None, options: dict[str, Any]) -> Engine:
     import torch
     from huggingface_hub.utils.logging import set_verbosity_error
     from transformers.utils import logging
@@ -146,7 +146,7 @@ def _compile(target: str, draft: str | None, dtype: str | None, options: dict[st
     set_verbosity_error()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    return specstream.compile(target, draft, dtype=getattr(torch, dtype) if dtype else None, **options)
+    return specstream.compile(target, draft, dtype=getattr(torch, dtype) if dtype else None, device=device, **options)
 
 
 def start(

@@ -124,17 +124,18 @@ def test_errors_are_one_line_and_status_1(
 def test_options_reach_compile(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[str, Any] = {}
 
-    def spy(target: str, draft: str | None, dtype: str | None, options: dict[str, Any]) -> Echo:
-        seen.update(options, target=target, draft=draft, dtype=dtype)
+    def spy(target: str, draft: str | None, dtype: str | None, device: str | None, options: dict[str, Any]) -> Echo:
+        seen.update(options, target=target, draft=draft, dtype=dtype, device=device)
         return Echo()
 
     monkeypatch.setattr(cli_generate, "_compile", spy)
-    flags = ["--num-speculative-tokens", "7", "--gpu-kv-budget", "64MiB", "--draft-window", "none"]
+    flags = ["--num-speculative-tokens", "7", "--gpu-kv-budget", "64MiB", "--draft-window", "none", "--device", "cpu"]
     assert cli.main([*GENERATE, "--draft", "small/one", "--prompt", "a", *flags]) == 0
     assert seen == {
         "target": "some/model",
         "draft": "small/one",
         "dtype": None,
+        "device": "cpu",
         "num_speculative_tokens": 7,
         "gpu_kv_budget": "64MiB",
         "draft_window": None,

@@ -125,6 +125,8 @@ def test_inputs_that_are_none(given: Any) -> None:
         ({"target": None}, "target: got None; allowed: an nn.Module, the name of a model, or a directory."),
         ({"draft": 5}, "draft: got 5; allowed: an nn.Module, the name of a model, or a directory."),
         ({"dtype": torch.float32}, "dtype: got torch.float32; allowed: None for a target that is a module. Convert"),
+        ({"device": "cpu"}, "device: got 'cpu'; allowed: None for a target that is a module. Convert it with .to(dev"),
+        ({"device": "tpu"}, "device: got 'tpu'; allowed: None or 'cpu' or 'cuda', with or without an index."),
         ({"max_model_len": 2}, "max_model_len: got 2; allowed: at least 3"),
     ],
 )
