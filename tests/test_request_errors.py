@@ -187,6 +187,7 @@ def test_an_interrupt_is_of_the_round_and_not_of_the_request() -> None:
         engine.submit(prompt(5), max_new_tokens=COUNT, logits_processor=[processor])
         with pytest.raises(KeyboardInterrupt):
             engine.step()
+        assert engine.has_unfinished
         assert [len(s.new_tokens) for s in engine._scheduler.running] == [0, 0]
         processor.length = 999
         outputs = collect(engine, [])
