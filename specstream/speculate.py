@@ -7,6 +7,7 @@ candidates are accepted, and the tokens produced: those, and one of the target's
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -83,11 +84,12 @@ class Speculation:
             scores = sampling.scores(logits.unsqueeze(0), [*text, *candidates.tokens], [])[0]
         except ValueError:  # eta_cutoff refuses what is no distribution
             return False
+        if not sampling.do_sample:
+            return _propose_best(scores, candidates)
+        scores = scores.cpu()  # where the noise is
         if not has_distribution(scores):
             return False
-        if not sampling.do_sample:
-            candidates.tokens.append(int(scores.argmax()))
-        elif self.rejection_sample_method == "coupled":
+        if self.rejection_sample_method == "coupled":
             noise = sampling.noise.gumbel(position, len(scores)) if self.draft_sample_method == "probabilistic" else 0
             candidates.tokens.append(int((scores.double() + noise).argmax()))
         else:
@@ -106,6 +108,8 @@ class Speculation:
         rejected, so that it is no fault of the text's.
         """
         tokens = candidates.tokens
+        if sampling.do_sample:
+            scores = scores.cpu()  # where the noise is
         usable = usable_rows(scores, do_sample=sampling.do_sample)
         if usable < len(scores):
             scores = scores.clone()
@@ -121,6 +125,16 @@ class Speculation:
             result = accepted, [*tokens[:accepted], int(scores[accepted].argmax())]
         accepted, produced = result
         return (accepted, produced) if accepted < usable else (max(0, usable - 1), produced[:usable])
+
+
+def _propose_best(scores: Tensor, candidates: Candidates) -> bool:
+    """Adds the best token of scores [vocab], unless they hold NaN or +inf or are all -inf; reads the device once."""
+    index = scores.argmax(-1, keepdim=True)  # of a NaN, if there is one
+    token, score = torch.cat((index.double(), scores[index].double())).tolist()
+    if not math.isfinite(score):
+        return False
+    candidates.tokens.append(int(token))
+    return True
 
 
 def usable_rows(scores: Tensor, *, do_sample: bool) -> int:
