@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import torch
+
 from specstream.attention import Attention, LayerAttention
 from specstream.batch import RoundBatch
 from specstream.graph import ModelSpec
@@ -14,6 +16,7 @@ from specstream.round_spec import ChunkRun, RoundSpec, SeatSpec
 from specstream.round_tables import RoundTables, TableSizes
 
 LEAST_HEAD_DIM = 16
+KERNEL_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 ROW_STEP = 8
 """Rows are padded to a multiple of it, so that few sizes occur."""
 
@@ -36,9 +39,9 @@ class KernelChoice:
     def kernels(self, spec: RoundSpec, batch: RoundBatch) -> KernelAttention | None:
         """The kernels' attention with its tables filled, or None if they cannot compute the round.
 
-        That is if heads are too small for a device's matrix units, a request has too many rows, or rows of the round
-        are written to the host in it: the kernels write them to the device later than the plan's append, which that
-        copy waits for.
+        That is for float64, if heads are too small for a device's matrix units, if a request has too many rows, or if
+        rows of the round are written to the host in it: the kernels write them to the device later than the plan's
+        append, which that copy waits for.
         """
         if any(seat.offload and seat.offloaded.stop > seat.open for seat in spec.seats):
             return None
@@ -48,7 +51,9 @@ class KernelChoice:
         self, seats: tuple[SeatSpec, ...], groups: tuple[ChunkRun, ...], batch: RoundBatch
     ) -> KernelAttention | None:
         """The same for seats and groups that are no whole round."""
-        if self.store.layout.head_dim < LEAST_HEAD_DIM and self.store.device.type == "cuda":
+        layout = self.store.layout
+        small = layout.head_dim < LEAST_HEAD_DIM and self.store.device.type == "cuda"
+        if small or layout.dtype not in KERNEL_DTYPES:
             return None
         if any(rows.count > MAX_OWN_ROWS for rows in batch.seats.values()):
             return None
