@@ -98,10 +98,10 @@ class CudaExecutor:
 
     def drain(self) -> None:
         """Waits for everything launched, drops every fetch in flight and starts the ring afresh."""
+        self._in_flight = []  # first: an interrupt may strike while the streams are waited for
+        self._rotation = 0
         for stream in self._streams.values():
             stream.synchronize()
-        self._in_flight = []
-        self._rotation = 0
 
     def close(self) -> None:
         self.drain()

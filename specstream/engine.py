@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Iterator, Set
 from collections.abc import Sequence as Seq
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 from weakref import ReferenceType
@@ -70,7 +70,8 @@ class Engine:
         self._abandoned: list[int] = []
         self._latest_spec: RoundSpec | None = None
         self._lock = threading.RLock()
-        self._generating = self._in_round = self._closed = False
+        self._owner: int | None = None
+        self._calling_out = self._closing = self._closed = False
 
     # Requests
 
@@ -138,20 +139,28 @@ class Engine:
         return bool(self._unfinished() or self._undelivered)
 
     @exclusive
-    def generate(self, /, input_ids: Any = None, **arguments: Any) -> Tensor | GenerateOutput:
+    def generate(
+        self, /, input_ids: Any = None, generation_config: Any = None, **arguments: Any
+    ) -> Tensor | GenerateOutput:
         """Completes a batch of prompts as transformers' `generate` does; see `specstream.generate.generate`."""
-        if self._generating:
-            raise EngineBusy
-        self._generating = True
-        try:
-            return generate(self, input_ids, **arguments)
-        finally:
-            self._generating = False
+        return generate(self, input_ids, generation_config=generation_config, **arguments)
 
     @exclusive
-    def stream(self, /, input_ids: Any = None, **arguments: Any) -> Iterator[StreamOutput]:
+    def stream(
+        self, /, input_ids: Any = None, generation_config: Any = None, **arguments: Any
+    ) -> Iterator[StreamOutput]:
         """What `generate` completes, piece by piece as it comes; see `specstream.generate.stream`."""
-        return stream(self, input_ids, **arguments)
+        return stream(self, input_ids, generation_config=generation_config, **arguments)
+
+    @contextmanager
+    def calling_out(self) -> Iterator[None]:
+        """While it lasts, code of the caller's runs: its calls of the engine are refused."""
+        before = self._calling_out
+        try:
+            self._calling_out = True
+            yield
+        finally:
+            self._calling_out = before
 
     def custom_generate(
         self,
@@ -191,12 +200,16 @@ class Engine:
 
     @exclusive
     def close(self) -> None:
-        """Cancels everything, ends the threads and frees the KV memory. Closing twice does nothing."""
+        """Cancels everything, ends the threads and frees the KV memory. Closing twice does nothing.
+
+        If it is interrupted, the engine serves nobody any more, and the next call of it goes on.
+        """
         if not self._closed:
+            self._closing = True
             self._cancel_all()
-            self._closed = True
             self._executor.close()
             self._host.close()
+            self._closed = True
 
     def __enter__(self) -> Engine:
         return self
@@ -232,11 +245,10 @@ class Engine:
     def run_round(self) -> None:
         """One round; what it produced goes to the inboxes of its requests."""
         self._check_open()
-        self._in_round = True
-        try:
+        with self.calling_out():
             self._run_round()
-        finally:
-            self._in_round = False
+        for sequence, warning in self._speculator.warn():
+            sequence.inbox.append(StepOutput(sequence.request_id, [], None, error=warning))
 
     def _run_round(self) -> None:
         for sequence in self._scheduler.admit():
@@ -264,7 +276,6 @@ class Engine:
             self._cancel_all()
             raise
         self._counters.count_round(rows, spec.streamed_bytes, time.perf_counter() - start)
-        self._speculator.warn()
 
     @property
     def plan(self) -> Plan:
@@ -283,7 +294,7 @@ class Engine:
         return self._counters.metrics(self.memory, self._executor.streamed_bytes, self._executor.link_bytes)
 
     def _check_open(self) -> None:
-        if self._closed:
+        if self._closing:
             raise EngineClosed("the engine is closed; make a new one with specstream.compile")
         self._settle()
 
@@ -293,10 +304,11 @@ class Engine:
         if self._scheduler.half_moved:
             self._cancel_all()
         while self._abandoned:
-            request_id = self._abandoned.pop()
+            request_id = self._abandoned[0]
             for sequence in self._unfinished():
                 if sequence.request_id == request_id:
                     self._leave(sequence, FinishReason.CANCELLED)
+            self._abandoned.remove(request_id)  # last: an interrupt must not make it forgotten
 
     def _unfinished(self) -> list[Sequence]:
         return [*self._scheduler.waiting, *self._scheduler.running]
@@ -332,8 +344,8 @@ class Engine:
         self._scheduler.clear()
 
     def _drop_prefetches(self) -> None:
+        self._last = None  # first: what is dropped is of no use, also if an interrupt strikes meanwhile
         self._executor.drain()
-        self._last = None
 
     def _next_spec(self, rows: list[RequestRows]) -> RoundSpec:
         """The round's structure: warm if what the last round has fetched ahead is what this one needs first."""

@@ -100,14 +100,15 @@ class CpuExecutor:
 
     def drain(self) -> None:
         """Drops every fetch in flight and starts the ring afresh."""
+        self._in_flight = []  # first: an interrupt may strike while the lanes are waited for
+        self._rotation = 0
         for worker in self._workers.values():
             worker.cancel()
-        self._in_flight = []
-        self._rotation = 0
 
     def close(self) -> None:
         """Ends the threads. An executor that is merely forgotten does the same when it is collected."""
-        self._finalizer()
+        _close_lanes(list(self._workers.values()))
+        self._finalizer.detach()
 
     def _run(self, plan: Plan, spec: RoundSpec, batch: RoundBatch) -> None:
         self._attention = self._choose_attention(spec, batch)

@@ -98,17 +98,20 @@ def generate(
             raise InvalidOption("streamer", f"a batch of {len(call.requests)}", "a batch of one")
         if not all(callable(getattr(streamer, method, None)) for method in ("put", "end")):
             raise InvalidOption("streamer", streamer, "an object with the methods put and end, as transformers' have")
-        streamer.put(call.rows.cpu())
+        with engine.calling_out():
+            streamer.put(call.rows.cpu())
     done: dict[int, RequestOutput] = {}
     with closing(call.run(engine)) as steps:
         for index, step in steps:
             if streamer is not None:
-                for token in step.new_token_ids:
-                    streamer.put(torch.tensor([token]))
+                with engine.calling_out():
+                    for token in step.new_token_ids:
+                        streamer.put(torch.tensor([token]))
             if step.output is not None:
                 done[index] = step.output
     if streamer is not None:
-        streamer.end()
+        with engine.calling_out():
+            streamer.end()
     outputs = tuple(done[index] for index in range(len(call.requests)))
     sequences = _padded(call, outputs)
     if not call.config.return_dict_in_generate:

@@ -100,6 +100,7 @@ def batch(
     if attention_mask is None:
         attention_mask = input_ids != pad_token_id
     keep = _kept(attention_mask, input_ids.shape)
+    _check_holes(keep)
     return input_ids, [row[seen].tolist() for row, seen in zip(input_ids.cpu(), keep, strict=True)]
 
 
@@ -130,6 +131,16 @@ def _listed(row: Any) -> Any:
 
 def _is_list(value: object) -> bool:
     return isinstance(value, Seq) and not isinstance(value, str | bytes)
+
+
+def _check_holes(keep: Tensor) -> None:
+    """Refuses rows with padding between two tokens: what positions and processors make of it is nobody's wish."""
+    for row, seen in enumerate(keep):
+        places = seen.nonzero().flatten()
+        if len(places) and int(places[-1] - places[0]) + 1 != len(places):
+            way_out = "If its pad_token_id stands for a token here, give an attention_mask of ones."
+            allowed = "padding at the left or at the right of a row"
+            raise InvalidOption("attention_mask", f"padding inside row {row}", allowed, way_out)
 
 
 def _kept(mask: object, shape: torch.Size) -> Tensor:

@@ -7,6 +7,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 from transformers import StoppingCriteriaList
 
 from specstream.kv import SequenceKV
@@ -73,19 +74,25 @@ class Sequence:
     def new_tokens(self) -> list[int]:
         return self.tokens[self.prompt_length :]
 
-    def cut(self, produced: list[int]) -> tuple[list[int], FinishReason | None]:
-        """What of newly produced tokens counts: up to the first end or the limit, whichever is first."""
+    def cut(self, produced: list[int], scores: Tensor) -> tuple[list[int], FinishReason | None]:
+        """What of newly produced tokens counts: up to the first end or the limit, whichever is first.
+
+        Args:
+            scores: what they were chosen from, [at least as many, vocab]; criteria see them if the request keeps them.
+        """
         room = self.limit - len(self.tokens)
         for index, token in enumerate(produced[:room]):
-            if token in self.end_tokens or self._stops(produced[: index + 1]):
+            if token in self.end_tokens or self._stops(produced[: index + 1], scores):
                 return produced[: index + 1], FinishReason.STOP
         if len(produced) >= room:
             return produced[:room], FinishReason.LENGTH
         return produced, None
 
-    def _stops(self, produced: list[int]) -> bool:
+    def _stops(self, produced: list[int], scores: Tensor) -> bool:
         if not self.stopping:
             return False
         ids: Any = torch.tensor([self.tokens + produced])
-        scores: Any = None
-        return bool(self.stopping(ids, scores).any())
+        seen: Any = None
+        if self.kept.scores:  # as transformers has it: one [1, vocab] for each new token
+            seen = tuple(row[None] for row in (*self.token_scores.scores, *scores[: len(produced)]))
+        return bool(self.stopping(ids, seen).any())

@@ -24,7 +24,7 @@ class Speculator:
 
     speculation: Speculation
     drafter: Drafter | None
-    pending_warnings: list[str] = field(default_factory=list)
+    pending_warnings: list[tuple[Sequence, str]] = field(default_factory=list)
     """What `warn` has still to say."""
 
     def accept(self, rows: list[RequestRows], logits: Tensor) -> None:
@@ -44,7 +44,7 @@ class Speculator:
         accepted, produced = self.speculation.accept(sequence.sampling, scores, len(sequence.tokens), row.candidates)
         if not produced:
             raise _no_token(sequence, own[0], scores[0])
-        row.produced, row.finish_reason = sequence.cut(produced)
+        row.produced, row.finish_reason = sequence.cut(produced, scores)
         row.accepted = min(accepted, len(row.produced))
         row.token_scores = TokenScores.of(sequence.kept, own, scores, row.produced)
 
@@ -76,15 +76,22 @@ class Speculator:
             sequence.useless_rounds += 1
         if sequence.drafts and sequence.useless_rounds >= MOST_USELESS_ROUNDS:
             sequence.drafts = False
-            self.pending_warnings.append(
+            text = (
                 f"the draft was of no use in {MOST_USELESS_ROUNDS} rounds in a row: speculation is off for request "
                 f"{sequence.request_id}, whose text is not affected"
             )
+            self.pending_warnings.append((sequence, text))
 
-    def warn(self) -> None:
-        """Says what `judge` found, once all of a round is noted: a warning may be turned into an error."""
+    def warn(self) -> list[tuple[Sequence, Warning]]:
+        """Says what `judge` found, once all of a round is noted; returns the warnings that are errors by a filter."""
+        errors = []
         while self.pending_warnings:
-            warnings.warn(self.pending_warnings.pop(0), stacklevel=2)
+            sequence, text = self.pending_warnings.pop(0)
+            try:
+                warnings.warn(text, stacklevel=3)
+            except Warning as error:
+                errors.append((sequence, error))
+        return errors
 
     def forget(self, sequence: Sequence) -> None:
         """Drops what the drafter has computed for a request; it computes that again if it drafts for it."""

@@ -196,3 +196,21 @@ def test_random_greedy_calls_give_what_transformers_gives() -> None:
         assert torch.equal(cast(Tensor, ours), expected), (case, arguments)
     for engine in engines:
         engine.close()
+
+
+def test_padding_inside_a_row_is_refused() -> None:
+    with new_engine() as engine:
+        ids = torch.tensor([[0, 0, 3, 4], [5, 0, 6, 7]])
+        text = "attention_mask: got 'padding inside row 1'; allowed: padding at the left or at the right of a row."
+        for arguments in ({"pad_token_id": 0}, {"attention_mask": (ids != 0).long()}):
+            with pytest.raises(InvalidOption) as error:
+                engine.generate(ids, max_new_tokens=2, **arguments)
+            assert text in str(error.value)
+        out: Any = engine.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=2, pad_token_id=0)
+        assert out.shape == (2, 6)
+
+
+def test_a_generation_config_as_the_second_argument() -> None:
+    with new_engine() as engine:
+        out: Any = engine.generate([list(prompt(9))], GenerationConfig(max_new_tokens=3))
+        assert out[0, 9:].tolist() == best(prompt(9), 3)

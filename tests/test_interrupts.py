@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from specstream.errors import SpecStreamError
+from specstream.errors import EngineClosed, SpecStreamError
 from specstream.kv import DeviceStore, HostStore
 from specstream.lanes import Event
 from specstream.scheduler import Scheduler
-from tests.helpers import best, check_free, new_engine, prompt
+from tests.helpers import best, check_free, cpu_executor, new_engine, prompt
 
 
 class Once:
@@ -126,3 +126,74 @@ def test_a_stream_dropped_in_another_thread_disturbs_nobody() -> None:
             assert out[0, 9:].tolist() == best(prompt(9), 8)
         assert not engine.has_unfinished
         check_free(engine)
+
+
+@pytest.mark.parametrize("call", ["cancel", "reset"])
+@pytest.mark.parametrize("strike", [1, 2])
+def test_while_fetches_are_dropped(call: str, strike: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What has been fetched ahead is of no use afterwards, and what is fetched then is fetched."""
+    with new_engine(gpu_kv_budget="min") as engine:
+        kept, other = (engine.submit(prompt(20, seed), max_new_tokens=15) for seed in (0, 1))
+        given: list[int] = []
+        for _ in range(3):
+            given += [t for output in engine.step() if output.request_id == kept for t in output.new_token_ids]
+        main, wait, left = threading.current_thread(), Event.wait, [strike]
+
+        def struck(self: Event, cancelled: Any) -> None:
+            if threading.current_thread() is main:
+                left[0] -= 1
+                if left[0] == 0:
+                    raise KeyboardInterrupt
+            wait(self, cancelled)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Event, "wait", struck)
+            with pytest.raises(KeyboardInterrupt):
+                engine.cancel(other) if call == "cancel" else engine.reset()
+        while engine.has_unfinished:
+            for output in engine.step():
+                if output.request_id == kept:
+                    given += output.new_token_ids
+        assert given == best(prompt(20), 15)
+        check_free(engine)
+
+
+def test_no_interrupt_leaves_the_engine_to_one_thread(alarm: None) -> None:
+    chooser = random.Random(0)
+    refused: list[BaseException] = []
+
+    def elsewhere(engine: Any) -> None:
+        try:
+            engine.cancel(99_999)
+        except SpecStreamError as error:
+            refused.append(error)
+
+    with new_engine() as engine:
+        for _ in range(300):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, chooser.uniform(0.00005, 0.0005))
+                while True:
+                    engine.cancel(99_999)
+            except KeyboardInterrupt:
+                pass
+            thread = threading.Thread(target=elsewhere, args=(engine,))
+            thread.start()
+            thread.join()
+    assert not refused
+
+
+def test_an_interrupted_close_is_finished_by_the_next(alarm: None) -> None:
+    chooser = random.Random(0)
+    for _ in range(20):
+        engine = new_engine(gpu_kv_budget="min", debug=False)
+        engine.generate([list(prompt(30))], max_new_tokens=3)
+        try:
+            signal.setitimer(signal.ITIMER_REAL, chooser.uniform(0.00001, 0.002))
+            engine.close()
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        except KeyboardInterrupt:
+            with pytest.raises(EngineClosed):
+                engine.submit(prompt(3), max_new_tokens=1)
+        engine.close()
+        assert not any(worker._thread.is_alive() for worker in cpu_executor(engine)._workers.values())
+        assert not engine._host.extents

@@ -87,6 +87,27 @@ def test_no_call_reaches_into_a_round() -> None:
         assert out[0, 9:].tolist() == best(prompt(9), 6)
 
 
+def test_no_call_from_a_streamer() -> None:
+    with new_engine() as engine:
+        refused = []
+
+        class Calling:
+            def put(self, value: Any) -> None:
+                calls = (lambda: engine.cancel(0), engine.reset, engine.step, engine.close)
+                for call in (*calls, lambda: engine.submit(prompt(3), max_new_tokens=1)):
+                    with pytest.raises(EngineBusy):
+                        call()
+                    refused.append(1)
+
+            def end(self) -> None:
+                self.put(None)
+
+        out: Any = engine.generate([list(prompt(9))], max_new_tokens=6, streamer=Calling())
+        assert len(refused) == 5 * 8
+        assert out[0, 9:].tolist() == best(prompt(9), 6)
+        assert engine.submit(prompt(3), max_new_tokens=1) == 1
+
+
 @pytest.mark.parametrize("compiled_inside", [True, False])
 @pytest.mark.parametrize("used_inside", [True, False])
 def test_inference_mode(compiled_inside: bool, used_inside: bool) -> None:

@@ -92,3 +92,29 @@ def test_processors_with_state_see_committed_tokens_only() -> None:
         ours: Any = engine.generate(ids, max_new_tokens=12, logits_processor=[Alternating()])
         assert torch.equal(ours, reference)
         assert engine.metrics().num_draft_tokens == 0
+
+
+class Confident(StoppingCriteria):
+    """Stops after tokens that were all likely enough; transformers gives it the scores if they are kept."""
+
+    def __call__(self, input_ids: Tensor, scores: Any, **_: object) -> Any:
+        likely = bool(scores) and all(bool((row.softmax(-1).max(-1).values > 0.02).all()) for row in scores)
+        return torch.full((len(input_ids),), likely and len(scores) >= 3)
+
+
+def test_criteria_see_the_scores_that_are_kept() -> None:
+    target: Any = model("qwen3")
+    ids = torch.tensor([prompt(9)])
+    arguments: dict[str, Any] = {"max_new_tokens": 12, "return_dict_in_generate": True, "output_scores": True}
+    plain = target.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        pad_token_id=0,
+        do_sample=False,
+        stopping_criteria=[Confident()],
+        **arguments,
+    )
+    with make_engine(target, model("qwen3", seed=1), max_model_len=64) as engine:
+        ours: Any = engine.generate(ids, stopping_criteria=[Confident()], **arguments)
+    assert ours.sequences.tolist() == plain.sequences.tolist()
+    assert ours.sequences.shape[1] == 9 + 3
