@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator, Set
 from collections.abc import Sequence as Seq
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 from weakref import ReferenceType
@@ -18,7 +17,7 @@ from specstream.batch import RoundBatch, SeatRows, flatten_rows
 from specstream.custom_generate import from_transformers
 from specstream.draft import Drafter
 from specstream.errors import EngineBusy, EngineClosed
-from specstream.exclusive import exclusive
+from specstream.exclusive import Exclusive, exclusive
 from specstream.executor import Executor
 from specstream.generate import GenerateOutput, StreamOutput, generate, stream
 from specstream.kv import HostStore
@@ -36,7 +35,7 @@ from specstream.speculate import Speculation
 from specstream.speculator import Speculator
 
 
-class Engine:
+class Engine(Exclusive):
     """Serves requests with one target and, if there is one, a drafter. Made by `specstream.compile`.
 
     One call at a time: while one is under way, calls from other threads are refused with `EngineBusy`.
@@ -53,6 +52,7 @@ class Engine:
         tokenizer: Any = None,
         generation_config: Any = None,
     ) -> None:
+        super().__init__()
         self.options, self.memory = options, memory
         self.tokenizer, self.generation_config = tokenizer, generation_config
         self.target: ReferenceType[Any] | None = None
@@ -69,9 +69,7 @@ class Engine:
         """The inbox of submitted requests: what the next `step` returns."""
         self._abandoned: list[int] = []
         self._latest_spec: RoundSpec | None = None
-        self._lock = threading.RLock()
-        self._owner: int | None = None
-        self._calling_out = self._closing = self._closed = False
+        self._closing = self._closed = False
 
     # Requests
 
@@ -151,16 +149,6 @@ class Engine:
     ) -> Iterator[StreamOutput]:
         """What `generate` completes, piece by piece as it comes; see `specstream.generate.stream`."""
         return stream(self, input_ids, generation_config=generation_config, **arguments)
-
-    @contextmanager
-    def calling_out(self) -> Iterator[None]:
-        """While it lasts, code of the caller's runs: its calls of the engine are refused."""
-        before = self._calling_out
-        try:
-            self._calling_out = True
-            yield
-        finally:
-            self._calling_out = before
 
     def custom_generate(
         self,

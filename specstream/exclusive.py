@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Concatenate, ParamSpec, TypeVar
 
 from specstream.errors import EngineBusy
 
@@ -13,9 +14,27 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-S = TypeVar("S", bound=Any)
-"""An object with a reentrant lock `_lock`, its `_owner` (the thread that holds it, or None), and `_calling_out`, true
-while a round or code of the caller's runs, and its state must not be touched."""
+class Exclusive:
+    """An object that takes one call at a time, but for those that a call makes of the object itself."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._owner: int | None = None
+        """The thread that a call is under way in."""
+        self._calling_out = False
+
+    @contextmanager
+    def calling_out(self) -> Iterator[None]:
+        """While it lasts, code of the caller's runs, or a round does: calls of the object are refused."""
+        before = self._calling_out
+        try:
+            self._calling_out = True
+            yield
+        finally:
+            self._calling_out = before
+
+
+S = TypeVar("S", bound=Exclusive)
 
 
 def exclusive(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
