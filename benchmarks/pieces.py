@@ -18,16 +18,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, Qwen3Config
 
 from specstream.capture import capture
 from specstream.compiler import model_passes
 from specstream.graph import AttentionSite, PartitionedModel
+from specstream.models.presets import dummy_model, preset_config
 from specstream.passes.compile_pieces import CompilePieces
 from specstream.passes.fuse_projections import FuseProjections
 from specstream.pipeline import PassRunner
 from specstream.probe import run_pieces
 
+PRESET = "qwen3-8b"
 REPLAYS = 20
 MAX_MODEL_LEN = 32_768
 LOGIT_ROWS = 40
@@ -36,24 +37,13 @@ LOGIT_ROWS = 40
 
 def build(layers: int) -> nn.Module:
     """A random model of Qwen3-8B's shape, on the device."""
-    config = Qwen3Config(
-        vocab_size=151_936,
-        hidden_size=4096,
-        intermediate_size=12_288,
-        num_hidden_layers=layers,
-        num_attention_heads=32,
-        num_key_value_heads=8,
-        head_dim=128,
-        max_position_embeddings=40_960,
-        tie_word_embeddings=False,
-    )
-    with torch.device("cuda"):
-        model: nn.Module = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    return model.eval()
+    config: Any = preset_config(PRESET, MAX_MODEL_LEN)[0]
+    config.num_hidden_layers, config.layer_types = layers, config.layer_types[:layers]
+    return dummy_model(config, torch.bfloat16, "cuda")
 
 
 def cut(model: nn.Module) -> PartitionedModel:
-    captured = capture(model, name="Qwen3-8B", max_model_len=MAX_MODEL_LEN)
+    captured = capture(model, name=PRESET, max_model_len=MAX_MODEL_LEN)
     partitioned: PartitionedModel = PassRunner("pieces").run(model_passes(MAX_MODEL_LEN), captured)
     return partitioned
 
