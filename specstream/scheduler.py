@@ -80,9 +80,16 @@ class Scheduler:
 
     @contextmanager
     def moving(self) -> Iterator[None]:
-        """While it lasts, requests and memory change hands; what stops it in the middle leaves `half_moved`."""
+        """While it lasts, requests and memory change hands; what stops it in the middle leaves `half_moved`.
+
+        But for OutOfBudget: memory is refused before anything has moved.
+        """
         before, self.half_moved = self.half_moved, True
-        yield
+        try:
+            yield
+        except OutOfBudget:
+            self.half_moved = before
+            raise
         self.half_moved = before
 
     def clear(self) -> None:

@@ -9,7 +9,8 @@ import pytest
 from torch import Tensor
 
 from specstream.engine import Engine
-from specstream.errors import EngineClosed, InvalidOption
+from specstream.errors import EngineClosed, InvalidOption, OutOfBudget
+from specstream.kv import HostStore
 from specstream.options import Options
 from specstream.outputs import StepOutput
 from specstream.sequence import FinishReason
@@ -363,3 +364,18 @@ def test_step_outputs_say_when_a_request_has_finished() -> None:
         assert [step.finished for step in steps] == [False] * (len(steps) - 1) + [True]
         assert steps[-1].finish_reason is FinishReason.LENGTH
         assert {step.request_id for step in steps} == {number}
+
+
+def test_host_memory_that_is_refused_costs_no_other_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    with new_engine() as engine:
+        running = engine.submit(prompt(9), max_new_tokens=9)
+        tokens = [token for output in engine.step() for token in output.new_token_ids]
+        with monkeypatch.context() as patch:
+            patch.setattr(HostStore, "reserve", failing(OutOfBudget("no"), 0, HostStore.reserve))
+            engine.submit(prompt(40), max_new_tokens=9)
+            with pytest.raises(OutOfBudget):
+                engine.step()
+        assert running in [sequence.request_id for sequence in engine._scheduler.running]
+        later = step_to_end(engine)
+        assert tokens + later[running] == best(prompt(9), 9)
+        check_free(engine)
