@@ -1,4 +1,4 @@
-"""Pass `fuse_projections`: linear maps of one input, such as q, k and v, become one on their joined weights."""
+"""Pass `group_linears`: linear maps of one input, such as q, k and v, become one call of `specstream::linears`."""
 
 from __future__ import annotations
 
@@ -8,69 +8,40 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
 from specstream.graph import PartitionedModel, Piece
+from specstream.ops import linears
 
 
 @dataclass(frozen=True)
-class FuseProjections:
-    """PartitionedModel -> PartitionedModel with fewer, larger matrix products.
+class GroupLinears:
+    """PartitionedModel -> PartitionedModel whose linear maps, also those that stand alone, are `linears` calls.
 
-    Each column of a result is the same sum as before, up to the order in which a product of another size adds. The
-    joined weights are new tensors, and the model keeps its own beside them: see `extra_bytes`. Runs before
-    `compile_pieces`; Inductor joins products by itself only where weights are constants.
+    On a CUDA device such a call reads all its weights in one launch if there are few rows; the weights stay where and
+    what they are. Runs before `compile_pieces`: to Inductor it is one opaque call.
     """
 
-    most_bytes: int = 64 << 20
-    """Joined weights may have; larger ones keep the memory busy by themselves and stay apart."""
-    name: str = "fuse_projections"
+    name: str = "group_linears"
 
     def run(self, ir: PartitionedModel) -> PartitionedModel:
-        pieces = tuple(self._fused(piece) for piece in ir.pieces)
-        return dataclasses.replace(ir, pieces=pieces)
+        return dataclasses.replace(ir, pieces=tuple(map(self._grouped, ir.pieces)))
 
     def check(self, ir: PartitionedModel) -> None:
         for index, piece in enumerate(ir.pieces):
-            if left := self._groups(piece):
-                raise ValueError(f"piece {index} computes {', '.join(x.node.name for x in left[0])} apart")
+            if left := _groups(piece.module):
+                raise ValueError(f"piece {index} computes {', '.join(x.node.name for x in left[0])} by itself")
 
-    def extra_bytes(self, ir: PartitionedModel) -> int:
-        """What the joined weights of a model that has not been through the pass would take."""
-        groups = (group for piece in ir.pieces for group in self._groups(piece))
-        return sum(tensor.nbytes for group in groups for node in group for tensor in node.tensors)
-
-    def _groups(self, piece: Piece) -> list[list[_Linear]]:
-        groups: dict[Any, list[_Linear]] = {}
-        for node in piece.module.graph.find_nodes(op="call_function", target=F.linear):
-            linear = _Linear.of(node, piece.module)
-            if linear is not None:
-                groups.setdefault(linear.joins, []).append(linear)
-        return [
-            group
-            for group in groups.values()
-            if len(group) > 1 and sum(linear.tensors[0].nbytes for linear in group) <= self.most_bytes
-        ]
-
-    def _fused(self, piece: Piece) -> Piece:
-        groups = self._groups(piece)
-        if not groups:
+    def _grouped(self, piece: Piece) -> Piece:
+        if not _groups(piece.module):
             return piece
         graph, values = fx.Graph(), dict[fx.Node, fx.Node]()
         graph.output(graph.graph_copy(piece.module.graph, values))
-        joined: dict[str, Tensor] = {}
-        for number, group in enumerate(groups):
-            names = [f"joined_{kind}_{number}" for kind in ("weight", "bias")][: len(group[0].tensors)]
-            for name, tensors in zip(names, zip(*(linear.tensors for linear in group), strict=True), strict=True):
-                joined[name] = torch.cat(tensors).detach()
-            widths = [len(linear.tensors[0]) for linear in group]
-            _replace(graph, [values[linear.node] for linear in group], names, widths)
+        for group in _groups(piece.module):
+            _replace(graph, [dataclasses.replace(linear, node=values[linear.node]) for linear in group])
         graph.eliminate_dead_code()
-        read = {str(node.target) for node in graph.find_nodes(op="get_attr")}
-        root: dict[str, Any] = {name: joined[name] if name in joined else _get(piece.module, name) for name in read}
-        return dataclasses.replace(piece, module=fx.GraphModule(root, graph, type(piece.module).__name__))
+        return dataclasses.replace(piece, module=fx.GraphModule(piece.module, graph, type(piece.module).__name__))
 
 
 @dataclass(frozen=True)
@@ -78,39 +49,45 @@ class _Linear:
     """A call of F.linear on a weight, and perhaps a bias, of the model's."""
 
     node: fx.Node
-    tensors: tuple[Tensor, ...]
-    """The weight [out, in], and the bias [out] if it has one."""
+    operands: tuple[str, ...]
+    """Names of the weight [out, in], and of the bias [out] if it has one."""
 
     @property
     def joins(self) -> Any:
         """Equal for calls that can be joined."""
-        return self.node.args[0], tuple(tensor.dtype for tensor in self.tensors)
+        return self.node.args[0], len(self.operands)
 
     @staticmethod
     def of(node: fx.Node, module: fx.GraphModule) -> _Linear | None:
         """None if it is of another form."""
         given: dict[str, Any] = dict(zip(("input", "weight", "bias"), node.args, strict=False)) | dict(node.kwargs)
         operands = [given["weight"]] + ([given["bias"]] if given.get("bias") is not None else [])
-        if any(operand.op != "get_attr" for operand in operands):
+        if not isinstance(given.get("input"), fx.Node) or any(operand.op != "get_attr" for operand in operands):
             return None
-        tensors = tuple(_get(module, operand.target) for operand in operands)
-        return _Linear(node, tensors) if tensors[0].dim() == 2 else None
+        weight: Tensor = attrgetter(operands[0].target)(module)
+        one_by_one = weight.dim() == 2 and weight.stride(1) == 1
+        return _Linear(node, tuple(operand.target for operand in operands)) if one_by_one else None
 
 
-def _get(module: fx.GraphModule, name: str) -> Tensor:
-    tensor: Tensor = attrgetter(name)(module)
-    return tensor
+def _groups(module: fx.GraphModule) -> list[list[_Linear]]:
+    groups: dict[Any, list[_Linear]] = {}
+    for node in module.graph.find_nodes(op="call_function", target=F.linear):
+        linear = _Linear.of(node, module)
+        if linear is not None:
+            groups.setdefault(linear.joins, []).append(linear)
+    return list(groups.values())
 
 
-def _replace(graph: fx.Graph, linears: list[fx.Node], names: list[str], widths: list[int]) -> None:
-    """Puts one call on the joined tensors in the place of several, and a view of its result for each of them."""
-    with graph.inserting_before(linears[0]):
-        joined = graph.call_function(F.linear, (linears[0].args[0], *map(graph.get_attr, names)))
-        views = graph.call_function(torch.split, (joined, widths), {"dim": -1})
-        parts = [graph.call_function(operator.getitem, (views, index)) for index in range(len(widths))]
-    for linear, part in zip(linears, parts, strict=True):
-        linear.replace_all_uses_with(part)
-        graph.erase_node(linear)
-    for node in graph.find_nodes(op="call_method", target="view"):
-        if not isinstance(node.args[1], torch.dtype):
-            node.target = "reshape"  # the rows of a part do not follow each other in memory any more
+def _replace(graph: fx.Graph, group: list[_Linear]) -> None:
+    """Puts one call of `linears` in the place of several F.linear."""
+    with graph.inserting_before(group[0].node):
+        weights, *biases = ([graph.get_attr(name) for name in names] for names in zip(*_names(group), strict=True))
+        call = graph.call_function(linears, (group[0].node.args[0], weights, biases[0] if biases else []))
+        parts = [graph.call_function(operator.getitem, (call, index)) for index in range(len(group))]
+    for linear, part in zip(group, parts, strict=True):
+        linear.node.replace_all_uses_with(part)
+        graph.erase_node(linear.node)
+
+
+def _names(group: list[_Linear]) -> list[tuple[str, ...]]:
+    return [linear.operands for linear in group]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from specstream.attention import LayerAttention, Rows
@@ -10,6 +9,7 @@ from specstream.batch import SeatRows
 from specstream.graph import AttentionSpec
 from specstream.kernels.attention import merge_states
 from specstream.kernels.flash import flash_attention
+from specstream.ops import token_major
 from specstream.round_spec import ChunkRun
 
 
@@ -42,7 +42,7 @@ class PromptAttention(LayerAttention):
 
     def merge(self, query: Tensor, attention: AttentionSpec, seats: Rows) -> Tensor:
         """The attention's output, [1, num_heads, N, head_dim] in the query's dtype; zeros for padding."""
-        out = torch.zeros_like(query, memory_format=torch.contiguous_format)
+        out = token_major(query).zero_()
         for seat, (_, rows) in seats.items():
             out[0, :, rows.start : rows.stop] = self.states.pop(seat).out
         return out
