@@ -150,7 +150,10 @@ def build_engine(
         target.spec.device,
         options.debug,
     )
-    host = HostStore(memory.layout, memory.host_budget, memory.extent_chunks, options.debug, pinned=on_cuda)
+    pinned_for = device if on_cuda else None
+    host = HostStore(memory.layout, memory.host_budget, memory.extent_chunks, options.debug, pinned_for)
+    if memory.streams:
+        host.prepare()
     drafter = drafter_kind(draft, window, target.spec.vocab_size, options.max_num_seqs) if draft else None
     planner = Planner(target, CUDA_PROFILE if on_cuda else CPU_PROFILE, memory.draft_weights)
     executor = _executor(target, store, memory)

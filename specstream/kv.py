@@ -15,7 +15,7 @@ from torch import Tensor
 from specstream.errors import OutOfBudget
 from specstream.graph import ModelSpec
 from specstream.options import format_size
-from specstream.pinned import pinned_empty
+from specstream.pinned import Pinning
 
 
 @dataclass(frozen=True)
@@ -81,9 +81,11 @@ class HostStore:
     extent_chunks: int
     """Chunks of one extent; the longest run there can be."""
     debug: bool = False
-    pinned: bool = False
-    """Whether a device copies from and to it."""
+    pinned_for: torch.device | None = None
+    """The device that copies from and to it."""
     extents: list[Extent] = field(default_factory=list)
+    _pinning: Pinning | None = None
+    """The next extent, on its way."""
 
     @property
     def allocated_bytes(self) -> int:
@@ -112,12 +114,32 @@ class HostStore:
         grown = self.allocated_bytes + self.extent_chunks * self.layout.chunk_bytes
         if grown > self.budget_bytes:
             return None
-        shape = (self.layout.num_layers, self.extent_chunks, *self.layout.block_shape)
-        allocate = pinned_empty if self.pinned else _empty
-        with torch.inference_mode(False):  # other threads write to it, in no such mode
-            extent = Extent(allocate(shape, self.layout.dtype), [0] * self.extent_chunks)
+        extent = Extent(self._allocate(), [0] * self.extent_chunks)
         self.extents.append(extent)
         return self._hold(HostRun(extent, 0, count))
+
+    def prepare(self) -> None:
+        """Begins to pin an extent in the background, for the first that is reserved."""
+        if self.pinned_for is not None and self._pinning is None:
+            self._pinning = Pinning(self._shape, self.layout.dtype, self.pinned_for)
+
+    @property
+    def _shape(self) -> tuple[int, ...]:
+        return (self.layout.num_layers, self.extent_chunks, *self.layout.block_shape)
+
+    def _allocate(self) -> Tensor:
+        with torch.inference_mode(False):  # other threads write to it, in no such mode
+            if self.pinned_for is None:
+                return torch.empty(self._shape, dtype=self.layout.dtype)
+            self.prepare()
+            assert self._pinning is not None
+            try:
+                blocks = self._pinning.wait()
+            except OutOfBudget:
+                self._pinning = None  # the next attempt is a new one
+                raise
+            self._pinning = None
+            return blocks
 
     def retain(self, run: HostRun, start: int, stop: int) -> None:
         """Holds chunks [start, stop) of the run once more."""
@@ -140,6 +162,9 @@ class HostStore:
 
     def close(self) -> None:
         self.extents.clear()
+        if self._pinning is not None:
+            self._pinning.cancel()
+            self._pinning = None
 
     def _hold(self, run: HostRun) -> HostRun:
         self.retain(run, 0, run.count)
@@ -242,10 +267,6 @@ class SequenceKV:
         """Host blocks of chunks [start, stop), counted from the first token of the request."""
         assert self.host is not None
         return self.host.view(layer, start - self.resident, stop - self.resident)
-
-
-def _empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    return torch.empty(shape, dtype=dtype)
 
 
 def _free_run(references: list[int], count: int) -> int | None:

@@ -55,6 +55,11 @@ class MemoryPlan:
         return _resident(total, free_blocks, empty_seats, self.tail_slots)
 
     @property
+    def streams(self) -> bool:
+        """Whether the longest request does not fit on the device."""
+        return self.device_kv - self.ring < self.full_kv
+
+    @property
     def ring(self) -> int:
         return self.staging_slots * self.chunks_per_group * self.layout.block_bytes
 
