@@ -90,7 +90,7 @@ def test_a_refusal_is_told_and_the_next_attempt_is_a_new_one(driver: Driver) -> 
     host = store()
     driver.status = 2
     host.prepare()
-    with pytest.raises(OutOfBudget, match="does not pin 8.00 KiB of host memory"):
+    with pytest.raises(OutOfBudget, match=r"does not pin 8\.00 KiB of host memory"):
         host.reserve(1)
     driver.status = 0
     assert host.reserve(1) is not None
