@@ -19,10 +19,8 @@ from torch import Tensor
 MOST_ROWS = 64
 MOST_WEIGHTS = 3
 """Weights of one launch: as many as q, k and v."""
-MOST_SHARED_BYTES = 128 << 10
-"""Shared memory that a program takes at most: enough to keep the memory busy."""
 LEAST_SHARED_BYTES = 96 << 10
-"""What every device of compute capability 8.0 or more has."""
+"""Shared memory of a multiprocessor: what every device of compute capability 8.0 or more has."""
 
 
 def most_rows(weights: int) -> int:
@@ -47,16 +45,26 @@ class LinearTiling:
 
 
 def choose_linear_tiling(
-    rows: int, outputs: int, inputs: int, itemsize: int, shared_bytes: int = LEAST_SHARED_BYTES
+    rows: int,
+    outputs: int,
+    inputs: int,
+    itemsize: int,
+    shared_bytes: int = LEAST_SHARED_BYTES,
+    processors: int = 132,
 ) -> LinearTiling:
-    """The tiling for `outputs` outputs, of all weights together: 128 programs or more if tiles allow."""
+    """The tiling for `outputs` outputs, of all weights together, on a device of so many multiprocessors.
+
+    Programs are about as many as multiprocessors or more, and as much is in flight as lets all of them, up to three a
+    multiprocessor, run at a time.
+    """
     block_rows = max(16, triton.next_power_of_2(rows))
-    block_out = max(8, min(64, 1 << (max(outputs // 128, 1).bit_length() - 1)))
+    block_out = max(8, min(64, 1 << (max(outputs * 33 // 32 // processors, 1).bit_length() - 1)))
     block_in = min(512, 16384 // itemsize // max(block_out, block_rows))
     while block_in > 64 and inputs % block_in:
         block_in //= 2
+    together = min(3, triton.cdiv(triton.cdiv(outputs, block_out), processors))
     stage = (block_out + block_rows) * block_in * itemsize
-    return LinearTiling(block_rows, block_out, block_in, max(2, min(5, shared_bytes // stage)))
+    return LinearTiling(block_rows, block_out, block_in, max(2, min(5, shared_bytes // together // stage)))
 
 
 def few_row_linears(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor] = ()) -> list[Tensor]:
@@ -85,20 +93,18 @@ def few_row_linears(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tenso
 
 
 @cache
-def _shared_bytes(device: torch.device) -> int:
-    """Shared memory that a program on the device can have."""
+def _device(device: torch.device) -> tuple[int, int]:
+    """Bytes of shared memory of a multiprocessor that programs can have, and how many multiprocessors there are."""
     if device.type != "cuda":
-        return LEAST_SHARED_BYTES
+        return LEAST_SHARED_BYTES, 132
     properties: Any = torch.cuda.get_device_properties(device)
-    available: int = properties.shared_memory_per_block_optin
-    return available
+    return properties.shared_memory_per_block_optin, properties.multi_processor_count
 
 
 def _launch(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> list[Tensor]:
     rows, inputs = x.shape
     outs = [torch.empty(rows, len(weight), dtype=x.dtype, device=x.device) for weight in weights]
-    shared = min(MOST_SHARED_BYTES, _shared_bytes(x.device))
-    tiling = choose_linear_tiling(rows, sum(map(len, weights)), inputs, x.element_size(), shared)
+    tiling = choose_linear_tiling(rows, sum(map(len, weights)), inputs, x.element_size(), *_device(x.device))
     ends, end = [], 0
     for weight in weights:
         end += triton.cdiv(len(weight), tiling.block_out)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -39,11 +40,12 @@ class Driver:
 
 
 @pytest.fixture
-def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
+def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
     made = Driver()
     monkeypatch.setattr(pinned, "_runtime", lambda: made)
     monkeypatch.setattr(pinned, "_stay_near", lambda device: None)
-    return made
+    yield made
+    gc.collect()  # what the test has left is released while this driver is there
 
 
 def store(extents: int = 2) -> HostStore:

@@ -70,3 +70,13 @@ def test_every_tiling_is_one_that_a_device_takes(rows: int, outputs: int, inputs
     assert tiling.block_in >= 64
     assert tiling.num_stages >= 2
     assert (tiling.block_out + tiling.block_rows) * tiling.block_in * 2 * tiling.num_stages <= 96 << 10
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "programs", "stages"),
+    [(4096, 4096, 128, 5), (4096, 6144, 192, 4), (4096, 24576, 384, 3), (12288, 4096, 128, 5), (1024, 1024, 128, 5)],
+)
+def test_all_programs_run_at_a_time_on_an_h200(inputs: int, outputs: int, programs: int, stages: int) -> None:
+    tiling = choose_linear_tiling(1, outputs, inputs, 2, 227 << 10, 132)
+    assert outputs // tiling.block_out == programs
+    assert tiling.num_stages == stages
