@@ -79,6 +79,7 @@ def test_text_of_a_plan() -> None:
         "draft KV                                      5 B",
         "ring of 1 x 1 chunks                     1.00 KiB",
         "3 blocks of 4 tokens                     9.00 KiB",
+        "prompt buffer of 2 x 16 chunks          32.00 KiB",
         "host KV, at most                         1.00 MiB",
         "one request of 64 tokens                48.00 KiB",
     ]
