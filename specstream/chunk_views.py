@@ -15,9 +15,7 @@ def own_block(store: DeviceStore, layer: int, seat: SeatSpec, kv: SequenceKV, ch
     return store.blocks[layer, kv.blocks[seat.device_slot(chunk)]]
 
 
-def chunk_views(
-    store: DeviceStore, layer: int, seat: SeatSpec, kv: SequenceKV, chunks: Iterable[int]
-) -> list[Tensor]:
+def chunk_views(store: DeviceStore, layer: int, seat: SeatSpec, kv: SequenceKV, chunks: Iterable[int]) -> list[Tensor]:
     """The chunks in their order, as views [n, 2, kv_heads, tokens, head_dim] of as many as are neighbours in memory."""
     blocks, prompt = store.blocks[layer], store.prompt[layer % PROMPT_SLOTS]
     runs: list[tuple[Tensor, int, int]] = []
