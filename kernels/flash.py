@@ -22,12 +22,12 @@ def flash_attention(query: Tensor, key: Tensor, value: Tensor, scale: float, *, 
         key, value: [kv_heads, keys, head_dim]; with `causal`, row i of n sees all but the last n - 1 - i.
 
     Returns:
-        out float32 [num_heads, rows, head_dim], lse float32 [num_heads, rows].
+        out [num_heads, rows, head_dim] in the query's dtype; lse [num_heads, rows] in float32, of float64 in float64.
     """
     if query.dtype in HALF:
         attend = torch.ops.aten._scaled_dot_product_flash_attention
         out, lse, *_ = attend(query[None], key[None], value[None], 0.0, causal, False, scale=scale)
-        return AttentionState(out[0].float(), lse[0])
+        return AttentionState(out[0], lse[0])
     heads, rows, dim = query.shape
     kv_heads, keys, _ = key.shape
     group = heads // kv_heads

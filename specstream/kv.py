@@ -149,7 +149,7 @@ class HostStore:
 
 @dataclass
 class DeviceStore:
-    """The device tier: a pool of blocks for resident chunks and tails, the ring the fetches land in, the prompt buffer."""
+    """The device tier: blocks for resident chunks and tails, the ring the fetches land in, and the prompt buffer."""
 
     layout: ChunkLayout
     num_blocks: int
@@ -233,7 +233,7 @@ class SequenceKV:
         return min(self.limit, chunks * self.layout.chunk_tokens) - self.length
 
     def prompt_rows(self, wanted: int, free_chunks: int) -> int:
-        """Rows of its prompt, at most `wanted`, that a round can take if `free_chunks` of the prompt buffer are free."""
+        """Rows of its prompt, at most `wanted`, that a round takes if `free_chunks` of the prompt buffer are free."""
         if self.host is None:
             return wanted
         tokens = self.layout.chunk_tokens

@@ -47,7 +47,7 @@ def prompt_engine(extra_chunks: int = 0, **options: Any) -> tuple[Engine, Copies
     least = plan_memory(Options(gpu_kv_budget="min", **options), captured(target).spec, weights=0)
     tails = (options["max_num_seqs"] - 1) * least.tail_slots
     budget = least.device_kv + (tails + extra_chunks) * least.layout.chunk_bytes
-    ring = {"staging_slots": 1, "group_chunks": 1}
+    ring: dict[str, Any] = {"staging_slots": 1, "group_chunks": 1}
     engine = make_engine(target, gpu_kv_budget=budget, debug=True, **ring | options)
     return engine, Copies(engine)
 

@@ -18,6 +18,7 @@ from triton.compiler import ASTSource
 
 from specstream.kernels.triton_attend import _attend_kernel
 from specstream.kernels.triton_merge import _merge_kernel
+from specstream.kernels.triton_merge_states import BLOCK_ROWS, _merge_states_kernel
 
 TYPES = {"query": "*bf16", "kv": "*bf16", "own_key": "*bf16", "own_value": "*bf16", "out": "*bf16", "scale": "fp32"}
 TYPES |= {"ancestors": "*i64", "part_out": "*fp32", "part_lse": "*fp32", "state_out": "*fp32", "state_lse": "*fp32"}
@@ -45,6 +46,8 @@ for state in (False, True):
     build(
         _merge_kernel, HEAD_DIM=80, PADDED_DIM=128, PADDED_PARTS=8, PADDED_SEATS=8, STATE=state, RESUME=state, OUT=True
     )
+TYPES |= {"a_out": "*fp32", "b_out": "*bf16", "a_lse": "*fp32", "b_lse": "*fp32", "lse": "*fp32"}
+build(_merge_states_kernel, HEAD_DIM=80, PADDED_DIM=128, BLOCK_ROWS=BLOCK_ROWS)
 print("done")
 """
 
