@@ -82,7 +82,7 @@ class CudaExecutor:
             with torch.cuda.device(self.store.device):
                 logits, ready = self._launch(plan, spec, batch)
                 self.launch_seconds = time.perf_counter() - start
-                if logits is not None:
+                if logits is not None and len(batch.inputs["logit_rows"]):  # else the host goes on to the next part
                     self._accept_and_draft(plan, batch, logits, ready)
         except BaseException:
             self.drain()

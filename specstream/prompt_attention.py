@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from specstream.attention import LayerAttention, Rows
-from specstream.batch import SeatRows
+from specstream.batch import RoundBatch, SeatRows
 from specstream.chunk_views import chunk_views, join_chunks
 from specstream.graph import AttentionSpec
 from specstream.kernels.attention import AttentionState, accumulation_dtype
@@ -27,6 +27,13 @@ class PromptAttention(LayerAttention):
 
     own: tuple[Tensor, Tensor] | None = None
     """K and V of the layer's rows, [kv_heads, N, head_dim], from `append` to `local`."""
+
+    def inputs(self, batch: RoundBatch) -> dict[str, Tensor]:
+        """The batch's own, copied without waiting for the round before."""
+        device = self.store.device
+        if device.type != "cuda":
+            return super().inputs(batch)
+        return {name: tensor.pin_memory().to(device, non_blocking=True) for name, tensor in batch.inputs.items()}
 
     def append(self, layer: int, key: Tensor, value: Tensor, seats: Rows) -> None:
         """Writes the rows' K and V, [1, kv_heads, N, head_dim], into their chunks, and keeps them for `local`."""
