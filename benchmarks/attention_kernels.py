@@ -39,7 +39,7 @@ class Shape:
     keys: int
     rows: int
     resident: bool = True
-    """All keys at once, with the own rows, to the output; else a streamed group, into a running state."""
+    """All keys at once, with the own rows; else a streamed group. Merged are the parts of this one launch."""
 
     def __str__(self) -> str:
         keys = f"{self.keys // 1024}K" if self.keys >= 1024 else str(self.keys)
@@ -79,14 +79,11 @@ class Layers:
         lengths = torch.full_like(start, shape.keys)
         order = torch.randperm(self.count * blocks, device=device).to(torch.int32)
         self.seats = [
-            Seats(start, torch.full_like(start, shape.rows), table.view(shape.seats, -1), lengths)
+            Seats(start, torch.full_like(start, shape.rows), table.view(shape.seats, -1), lengths, start * 0)
             for table in order.view(self.count, blocks)
         ]
         self.query = torch.randn(rows, KV_HEADS * GROUP, HEAD_DIM, dtype=DTYPE, device=device).transpose(0, 1)
         self.out = torch.empty_like(self.query)
-        self.state = AttentionState(
-            torch.zeros(self.query.shape, device=device), torch.zeros(self.query.shape[:2], device=device)
-        )
         self.own: OwnRows | None = None
         if shape.resident:
             key, value = torch.randn(2, rows, KV_HEADS, HEAD_DIM, dtype=DTYPE, device=device).transpose(1, 2).unbind(0)
@@ -104,14 +101,13 @@ class Layers:
         parts = AttentionState(
             torch.zeros((*parts_shape, HEAD_DIM), device="cuda"), torch.zeros(parts_shape, device="cuda")
         )
+        counts = torch.full_like(self.seats[0].row_count, len(parts.out))
 
         def run() -> None:
             for seats in self.seats:
                 attend(self.query, self.kv, seats, HEAD_DIM**-0.5, tiling, parts, self.own)
-                if merged and self.shape.resident:
-                    merge(parts, seats, out=self.out)
-                elif merged:
-                    merge(parts, seats, self.state, resume=True)
+                if merged:
+                    merge(parts, seats, counts, self.out)
 
         return replayed(run) / self.count
 

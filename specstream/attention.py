@@ -19,6 +19,7 @@ from specstream.kernels.attention import (
     unpack_output,
 )
 from specstream.kv import DeviceStore
+from specstream.ops import token_major
 from specstream.round_spec import ChunkRun, SeatSpec
 
 Rows = dict[int, tuple[SeatSpec, SeatRows]]
@@ -106,7 +107,7 @@ class LayerAttention:
 
     def merge(self, query: Tensor, attention: AttentionSpec, seats: Rows) -> Tensor:
         """The attention's output, [1, num_heads, N, head_dim] in the query's dtype; zeros for padding."""
-        out = torch.zeros_like(query, memory_format=torch.contiguous_format)
+        out = token_major(query).zero_()
         for seat, (_, rows) in seats.items():
             state = self.states.pop(seat)
             out[0, :, rows.start : rows.stop] = unpack_output(state.out, attention.num_heads)

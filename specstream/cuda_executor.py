@@ -177,8 +177,7 @@ class CudaExecutor:
         fetches: dict[str, tuple[Any, Transfer]] = {}
         ready = new_gate()
         events: dict[str, torch.cuda.Event] = {}
-        self._values = {"input_ids": attention.tables.input_ids, "position_ids": attention.tables.position_ids}
-        self._values["logit_rows"] = attention.tables.logit_rows
+        self._values = attention.tables.inputs
         with torch.cuda.graph(graph, stream=target, capture_error_mode="thread_local"):
             link.wait_stream(target)
             for step in plan.steps:
@@ -224,9 +223,9 @@ class CudaExecutor:
     def _store(self, plan: Plan, spec: RoundSpec) -> torch.cuda.Event | None:
         """Launches the store lane of a round whose rows it does not touch; returns its end."""
         stream = self._streams[Lane.STORE]
-        tasks = [task for task in plan.by_kind[TaskKind.OFFLOAD] if spec.run_of(task).count]
-        if not tasks:
+        if not any(seat.offload for seat in spec.seats):
             return None
+        tasks = [task for task in plan.by_kind[TaskKind.OFFLOAD] if spec.run_of(task).count]
         stream.wait_stream(self._streams[Lane.TARGET])
         for task in tasks:
             self._offload(task, spec, stream)

@@ -17,10 +17,10 @@ MAX_GROUPS = 16
 AUTO_SLOTS = 4
 OWN_DEVICE_CHUNK = 64
 """Tokens: as many as the kernels attend to at a time, so that they look a chunk up once."""
-OWN_DEVICE_SLOTS = 8
+OWN_DEVICE_SLOTS = 4
 """The fetches in flight last as long as the host needs between two rounds."""
-GROUP_BYTES = 16 << 20
-"""Below that, copies to a device of its own do not reach the link's speed, and there are many of them to launch."""
+GROUP_BYTES = 64 << 20
+"""Of copies to a device of its own: few enough of them that a round is quick to launch."""
 MIN_AUTO_CHUNK, MAX_AUTO_CHUNK = 16, 512
 """Tokens."""
 HOST_SHARE = 0.8

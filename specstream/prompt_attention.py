@@ -14,6 +14,7 @@ from specstream.graph import AttentionSpec
 from specstream.kernels.attention import AttentionState, accumulation_dtype
 from specstream.kernels.flash import flash_attention
 from specstream.kernels.triton_merge_states import merge_into
+from specstream.ops import token_major
 from specstream.round_spec import ChunkRun
 
 
@@ -67,7 +68,7 @@ class PromptAttention(LayerAttention):
 
     def merge(self, query: Tensor, attention: AttentionSpec, seats: Rows) -> Tensor:
         """The attention's output, [1, num_heads, N, head_dim] in the query's dtype; zeros for padding."""
-        out = torch.zeros_like(query, memory_format=torch.contiguous_format)
+        out = token_major(query).zero_()
         for seat, (_, rows) in seats.items():
             out[0, :, rows.start : rows.stop] = self.states.pop(seat).out
         return out

@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 from specstream.kernels.attention import AttentionState, merge_states
 from specstream.kernels.triton_merge_states import BLOCK_ROWS, merge_into
 from specstream.prompt_attention import PromptAttention
-from tests.attention_cases import INF, NAN, assert_states_equal
+from tests.attention_cases import INF, NAN
 from tests.helpers import Request, cpu_executor, make_engine, model, prompt, reference, serve
 
 pytestmark = pytest.mark.interpreter
@@ -29,6 +29,11 @@ def random_state(heads: int, rows: int, dim: int, dtype: torch.dtype, strided: b
 
 def in_float64(state: AttentionState) -> AttentionState:
     return AttentionState(state.out.double(), state.lse.double())
+
+
+def assert_states_equal(actual: AttentionState, expected: AttentionState, tolerance: float) -> None:
+    torch.testing.assert_close(actual.out.double(), expected.out, atol=tolerance, rtol=tolerance)
+    torch.testing.assert_close(actual.lse.double(), expected.lse, atol=tolerance, rtol=tolerance)
 
 
 @pytest.mark.parametrize("strided", [False, True])
