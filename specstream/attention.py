@@ -18,6 +18,7 @@ from specstream.kernels.attention import (
     partial_attention,
     unpack_output,
 )
+from specstream.kernels.flash import flash_attention
 from specstream.kv import DeviceStore
 from specstream.ops import token_major
 from specstream.round_spec import ChunkRun, SeatSpec
@@ -78,15 +79,14 @@ class LayerAttention:
         """Starts each seat's state with what is on the device: whole chunks, then causally the open ones."""
         tokens = self.store.layout.chunk_tokens
         for seat, (spec, rows) in seats.items():
-            packed = pack_query(query[0, :, rows.start : rows.stop], attention.num_kv_heads)
+            own = query[0, :, rows.start : rows.stop]
             open_chunk = rows.kv.length // tokens
             end = rows.kv.length + rows.count
             fresh = chunk_views(self.store, layer, spec, rows.kv, range(open_chunk, -(-end // tokens)))
             key, value = (kv[:, : end - open_chunk * tokens] for kv in join_chunks(fresh))
-            places = torch.arange(key.shape[1], device=key.device) + open_chunk * tokens
-            own = torch.arange(rows.count, device=key.device) + rows.kv.length
-            causal = (places <= own[:, None]).repeat(attention.num_heads // attention.num_kv_heads, 1)[:, None]
-            state = partial_attention(packed, key[None], value[None], attention.scale, causal)
+            state = flash_attention(own, key, value, attention.scale, causal=True)
+            packed = pack_query(own, attention.num_kv_heads)
+            state = AttentionState(state.out.reshape(packed.shape), state.lse.reshape(packed.shape[:2]))
             past = [*range(min(spec.resident, open_chunk)), *range(spec.on_host.stop, open_chunk)]
             if past:
                 views = chunk_views(self.store, layer, spec, rows.kv, past)
