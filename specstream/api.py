@@ -19,7 +19,7 @@ from specstream.errors import InvalidOption, UnsupportedModel
 from specstream.executor import CpuExecutor, Executor
 from specstream.graph import ModelSpec, PartitionedModel
 from specstream.kv import DeviceStore, HostStore
-from specstream.memory import MemoryPlan, plan_memory, resolve_max_model_len
+from specstream.memory import MemoryPlan, plan_memory, resolve_batched_tokens, resolve_max_model_len
 from specstream.models.load import load_model
 from specstream.models.rope import inherited_rope, max_positions
 from specstream.options import Options
@@ -106,7 +106,8 @@ def _captured(role: str, model: nn.Module, name: str, max_model_len: int | None,
         if partitioned.spec.device.type == "cpu":
             return partitioned
         verified = options.max_num_seqs * (options.num_speculative_tokens + 1)
-        most_rows = max(options.max_num_batched_tokens + verified, options.max_num_seqs * FEED_TOKENS)
+        batched = resolve_batched_tokens(options, own_device=True)
+        most_rows = max(batched + verified, options.max_num_seqs * FEED_TOKENS)
         return lower_model(model, partitioned, max_model_len, role, most_rows)
     except UnsupportedModel as error:
         raise UnsupportedModel(f"{role} {error.module}".rstrip(), error.reason, error.way_out) from error
@@ -149,6 +150,7 @@ def build_engine(
         memory.chunks_per_group,
         target.spec.device,
         options.debug,
+        memory.prompt_chunks,
     )
     pinned_for = device if on_cuda else None
     host = HostStore(memory.layout, memory.host_budget, memory.extent_chunks, options.debug, pinned_for)

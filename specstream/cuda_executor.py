@@ -17,6 +17,7 @@ from torch import Tensor
 from specstream.attention import Attention, Rows
 from specstream.attention_choice import KernelChoice
 from specstream.batch import RoundBatch, wanted_logits
+from specstream.chunk_views import offload_copies
 from specstream.device_copy import Transfer, latest_node
 from specstream.graph import PartitionedModel
 from specstream.kernel_attention import KernelAttention
@@ -81,7 +82,7 @@ class CudaExecutor:
             with torch.cuda.device(self.store.device):
                 logits, ready = self._launch(plan, spec, batch)
                 self.launch_seconds = time.perf_counter() - start
-                if logits is not None:
+                if logits is not None and len(batch.inputs["logit_rows"]):  # else the host goes on to the next part
                     self._accept_and_draft(plan, batch, logits, ready)
         except BaseException:
             self.drain()
@@ -267,11 +268,8 @@ class CudaExecutor:
     def _offload(self, task: Task, spec: RoundSpec, stream: torch.cuda.Stream) -> None:
         run = spec.run_of(task)
         seat, rows = self._rows[run.seat]
-        size = self.store.layout.block_bytes
-        address = rows.kv.host_view(task.layer, run.start, run.stop).data_ptr()
-        for index, chunk in enumerate(range(run.start, run.stop)):
-            block = self.store.blocks[task.layer, rows.kv.blocks[seat.device_slot(chunk)]]
-            Transfer(address + index * size, block.data_ptr(), size, False).launch(stream)
+        for destination, source in offload_copies(self.store, task.layer, seat, rows.kv, run):
+            Transfer(destination.data_ptr(), source.data_ptr(), source.nbytes, False).launch(stream)
 
     def _slot(self, task: Task) -> int:
         return (self._rotation + task.slot) % self.store.staging_slots

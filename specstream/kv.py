@@ -16,6 +16,7 @@ from specstream.errors import OutOfBudget
 from specstream.graph import ModelSpec
 from specstream.options import format_size
 from specstream.pinned import Pinning
+from specstream.round_spec import PROMPT_SLOTS
 
 
 @dataclass(frozen=True)
@@ -173,7 +174,7 @@ class HostStore:
 
 @dataclass
 class DeviceStore:
-    """The device tier: a pool of blocks for resident chunks and tails, and the ring the fetches land in."""
+    """The device tier: blocks for resident chunks and tails, the ring the fetches land in, and the prompt buffer."""
 
     layout: ChunkLayout
     num_blocks: int
@@ -181,27 +182,34 @@ class DeviceStore:
     chunks_per_group: int
     device: torch.device
     debug: bool = False
+    prompt_chunks: int = 0
+    """Chunks in each slot of the prompt buffer."""
     blocks: Tensor = field(init=False)
     """[layers, blocks, 2, kv_heads, tokens, head_dim]"""
     ring: Tensor = field(init=False)
     """[slots, chunks_per_group, 2, kv_heads, tokens, head_dim]"""
+    prompt: Tensor = field(init=False)
+    """The prompt buffer, [PROMPT_SLOTS, prompt_chunks, 2, kv_heads, tokens, head_dim]: layers use its slots in turn."""
     free_blocks: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
         shape, dtype = self.layout.block_shape, self.layout.dtype
         pool = (self.layout.num_layers, self.num_blocks, *shape)
         ring = (self.staging_slots, self.chunks_per_group, *shape)
+        prompt = (PROMPT_SLOTS, self.prompt_chunks, *shape)
         with torch.inference_mode(False):  # other threads write to them, in no such mode
             self.blocks = torch.empty(pool, dtype=dtype, device=self.device)
             self.ring = torch.empty(ring, dtype=dtype, device=self.device)
+            self.prompt = torch.empty(prompt, dtype=dtype, device=self.device)
         self.free_blocks = list(range(self.num_blocks))
         if self.debug:
             self.blocks.fill_(float("nan"))
             self.ring.fill_(float("nan"))
+            self.prompt.fill_(float("nan"))
 
     @property
     def total_bytes(self) -> int:
-        return self.blocks.nbytes + self.ring.nbytes
+        return self.blocks.nbytes + self.ring.nbytes + self.prompt.nbytes
 
     def take(self, count: int) -> list[int]:
         """The lowest free blocks, so that neighbours stay neighbours."""
@@ -243,11 +251,30 @@ class SequenceKV:
 
     @property
     def room(self) -> int:
-        """Rows that the device chunks can still take in this round."""
+        """Rows that the request's own blocks can still take in this round."""
         if self.host is None:
             return self.limit - self.length
         chunks = self.resident + self.streamed + self.tail_slots
         return min(self.limit, chunks * self.layout.chunk_tokens) - self.length
+
+    def prompt_rows(self, wanted: int, free_chunks: int) -> int:
+        """Rows of its prompt, at most `wanted`, that a round takes if `free_chunks` of the prompt buffer are free."""
+        if self.host is None:
+            return wanted
+        tokens = self.layout.chunk_tokens
+        on_device = self.resident + self.streamed + free_chunks
+        end = min(self.length + wanted, on_device * tokens)
+        open_chunk, last = self.length // tokens, end // tokens
+        begun = self.length % tokens > 0 and open_chunk >= self.resident
+        if begun and last > open_chunk and (last - open_chunk) % self.tail_slots == 0:
+            end = last * tokens  # the rest would overwrite the open chunk in the tail, which a second try needs
+        return max(0, end - self.length)
+
+    def buffered_after(self, length: int) -> int:
+        """Chunks of the prompt buffer that a part of its prompt up to `length` tokens needs: none that fills none."""
+        if not self.offload_after(length):
+            return 0
+        return self.layout.chunks_of(length) - self.resident - self.streamed
 
     def offload_after(self, length: int) -> int:
         """Chunks to write out in a round if `length` tokens are certain to be committed: the full ones."""

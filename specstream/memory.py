@@ -10,6 +10,7 @@ from specstream.errors import InvalidOption, OutOfBudget
 from specstream.graph import ModelSpec
 from specstream.kv import ChunkLayout
 from specstream.options import Options, format_size, parse_size
+from specstream.round_spec import PROMPT_SLOTS
 
 MAX_GROUPS = 16
 """Groups a layer and request that an automatic group size aims at: fewer and larger copies use the link better."""
@@ -27,6 +28,9 @@ HOST_SHARE = 0.8
 DEVICE_SHARE = 0.25
 """Part of the free memory that an automatic device budget takes where the device is the host."""
 
+BATCHED_TOKENS, OWN_DEVICE_BATCHED_TOKENS = 2048, 8192
+"""Prompt tokens of a round: on a device of its own so many that computing them takes longer than streaming a long
+history past them."""
 OWN_DEVICE_SHARE = 0.8
 """Part of the free memory of a device of its own that its KV, the draft's included, may take; the rest is for work."""
 
@@ -44,6 +48,10 @@ class MemoryPlan:
     """Device blocks of a request's tail."""
     num_blocks: int
     """Device blocks: tails and resident chunks of all requests."""
+    max_num_batched_tokens: int
+    """Prompt tokens of a round, at most."""
+    prompt_chunks: int
+    """Chunks in each slot of the prompt buffer; none if every request is resident whole."""
     host_budget: int
     extent_chunks: int
     draft_kv: int
@@ -69,6 +77,11 @@ class MemoryPlan:
         return self.ring + self.num_blocks * self.layout.chunk_bytes
 
     @property
+    def prompt_buffer(self) -> int:
+        """Work memory of prompt rounds, beside the KV."""
+        return PROMPT_SLOTS * self.prompt_chunks * self.layout.block_bytes
+
+    @property
     def full_kv(self) -> int:
         """KV of one request of `max_model_len` tokens."""
         return self.layout.chunks_of(self.max_model_len) * self.layout.chunk_bytes
@@ -80,6 +93,7 @@ class MemoryPlan:
             "draft KV": self.draft_kv,
             f"ring of {self.staging_slots} x {self.chunks_per_group} chunks": self.ring,
             f"{self.num_blocks} blocks of {self.layout.chunk_tokens} tokens": self.device_kv - self.ring,
+            f"prompt buffer of {PROMPT_SLOTS} x {self.prompt_chunks} chunks": self.prompt_buffer,
             "host KV, at most": self.host_budget,
             f"one request of {self.max_model_len} tokens": self.full_kv,
         }
@@ -111,6 +125,11 @@ def resolve_max_model_len(options: Options, target: ModelSpec) -> int:
             f'Beyond that, load it with rope_parameters of rope_type "yarn" and factor {factor:.2g} or more.',
         )
     return options.max_model_len
+
+
+def resolve_batched_tokens(options: Options, *, own_device: bool) -> int:
+    """Prompt tokens of a round, at most."""
+    return _given(options.max_num_batched_tokens, OWN_DEVICE_BATCHED_TOKENS if own_device else BATCHED_TOKENS)
 
 
 def plan_memory(
@@ -148,9 +167,14 @@ def plan_memory(
     most = layout.chunk_bytes * max(tail, request_chunks) * options.max_num_seqs
     wanted_group = _given(options.group_chunks, _auto_group(layout, request_chunks, options.max_num_seqs, own_device))
     wanted_slots = _given(options.staging_slots, OWN_DEVICE_SLOTS if own_device else AUTO_SLOTS)
+    batched_tokens = resolve_batched_tokens(options, own_device=own_device)
+    prompt_chunks = layout.chunks_of(batched_tokens) + options.max_num_seqs  # each may begin within a chunk
+    prompt_chunks = min(prompt_chunks, request_chunks * options.max_num_seqs)
     if options.gpu_kv_budget == "auto":
         ring = _device_bytes(layout, wanted_slots, wanted_group, 0)
-        room = int(free * DEVICE_SHARE) if free_device is None else int(free_device * OWN_DEVICE_SHARE) - draft_kv
+        room = int(free * DEVICE_SHARE)
+        if free_device is not None:
+            room = int(free_device * OWN_DEVICE_SHARE) - draft_kv - PROMPT_SLOTS * prompt_chunks * layout.block_bytes
         budget = max(least, min(ring + most, room))
     elif options.gpu_kv_budget == "min":
         budget = least
@@ -183,6 +207,8 @@ def plan_memory(
         staging_slots=slots,
         tail_slots=tail,
         num_blocks=num_blocks,
+        max_num_batched_tokens=batched_tokens,
+        prompt_chunks=0 if num_blocks == most // layout.chunk_bytes else prompt_chunks,
         host_budget=host_budget,
         extent_chunks=min(request_chunks, host_budget // layout.chunk_bytes),
         draft_kv=draft_kv,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from specstream.errors import InvalidOption, OutOfBudget
 from specstream.graph import AttentionSpec, ModelSpec
-from specstream.memory import MemoryPlan, plan_memory
+from specstream.memory import MemoryPlan, plan_memory, resolve_batched_tokens
 from specstream.options import Options, format_size, parse_size
 from tests.helpers import Request, captured, make_engine, model, prompt, reference, serve
 
@@ -79,9 +79,47 @@ def test_text_of_a_plan() -> None:
         "draft KV                                      5 B",
         "ring of 1 x 1 chunks                     1.00 KiB",
         "3 blocks of 4 tokens                     9.00 KiB",
+        "prompt buffer of 2 x 16 chunks          32.00 KiB",
         "host KV, at most                         1.00 MiB",
         "one request of 64 tokens                48.00 KiB",
     ]
+
+
+@pytest.mark.parametrize(
+    ("options", "chunks"),
+    [
+        ({"max_num_batched_tokens": 20}, 5 + 1),  # and one that it may begin within
+        ({"max_num_batched_tokens": 21}, 6 + 1),
+        ({"max_num_batched_tokens": 20, "max_num_seqs": 3}, 5 + 3),
+        ({"max_num_batched_tokens": 64}, 16),  # a whole request
+        ({"max_num_batched_tokens": 2048, "max_num_seqs": 2}, 2 * 16),
+        ({}, 16),
+        ({"gpu_kv_budget": "auto"}, 0),  # nothing ever streams
+        ({"gpu_kv_budget": 4 * 1024 + 15 * 3072}, 16),
+    ],
+)
+def test_the_prompt_buffer_holds_a_round_of_prompts(options: dict[str, Any], chunks: int) -> None:
+    result = plan(**{"gpu_kv_budget": "min"} | options)
+    assert result.prompt_chunks == chunks
+    assert result.prompt_buffer == 2 * chunks * 1024
+
+
+def test_prompt_tokens_of_a_round() -> None:
+    for own_device, tokens in ((False, 2048), (True, 8192)):
+        assert resolve_batched_tokens(Options(), own_device=own_device) == tokens
+        assert resolve_batched_tokens(Options(max_num_batched_tokens=7), own_device=own_device) == 7
+    assert plan().max_num_batched_tokens == 2048
+    on_device = plan_memory(Options(max_model_len=64), SPEC, weights=0, free_host=GIB, free_device=GIB)
+    assert on_device.max_num_batched_tokens == 8192
+
+
+def test_an_automatic_budget_of_a_device_leaves_room_for_the_prompt_buffer() -> None:
+    def device_kv(batched: int) -> int:
+        options = Options(max_model_len=8192, max_num_seqs=1, chunk_tokens=64, max_num_batched_tokens=batched)
+        return plan_memory(options, SPEC, weights=0, free_host=GIB, free_device=6 << 20).device_kv
+
+    chunks = 64 - 1
+    assert device_kv(64) - device_kv(64 * 64) == pytest.approx(2 * chunks * 64 * 256, abs=64 * 768)
 
 
 # Planned is allocated
@@ -104,6 +142,7 @@ def test_planned_bytes_are_allocated_bytes(options: dict[str, Any]) -> None:
         memory, drafter = engine.memory, engine._speculator.drafter
         store = engine._executor.store
         assert memory.device_kv == store.blocks.untyped_storage().nbytes() + store.ring.untyped_storage().nbytes()
+        assert memory.prompt_buffer == store.prompt.untyped_storage().nbytes()
         if isinstance(options["gpu_kv_budget"], int):
             assert memory.device_kv <= options["gpu_kv_budget"]
         assert memory.weights == captured(target).weight_bytes

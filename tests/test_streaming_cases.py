@@ -50,7 +50,7 @@ class Copies:
             self.fetched += source.nbytes
         else:
             self.offloaded += source.nbytes
-            self.host_blocks[destination.data_ptr()] += 1
+            self.host_blocks.update(block.data_ptr() for block in destination)
 
     def watch(self, engine: Engine) -> Engine:
         self.engine = engine
@@ -403,7 +403,7 @@ def test_fetches_for_the_next_round_start_before_the_round_ends(monkeypatch: pyt
 
     def copy(destination: Tensor, source: Tensor) -> None:
         destination.copy_(source)
-        landed.release()
+        landed.release(len(destination))  # chunks
 
     engine = make_engine(
         target,
@@ -421,12 +421,12 @@ def test_fetches_for_the_next_round_start_before_the_round_ends(monkeypatch: pyt
     run = engine._executor.run
 
     def watched_run(plan: Plan, spec: RoundSpec, batch: RoundBatch) -> None:
-        copies = spec.num_fetches - len(spec.entry) + len(spec.exit)
-        copies += spec.num_layers * sum(seat.offload for seat in spec.seats)
+        chunks = spec.num_fetches - len(spec.entry) + len(spec.exit)  # a group is one
+        chunks += spec.num_layers * sum(seat.offload for seat in spec.seats)
 
         def drafting(rows: object, step: int) -> None:
             if step == 0:
-                ahead.append(all(landed.acquire(timeout=20) for _ in range(copies)))
+                ahead.append(all(landed.acquire(timeout=20) for _ in range(chunks)))
             draft(rows, step)  # type: ignore[arg-type]
 
         monkeypatch.setattr(engine._speculator, "draft", drafting)

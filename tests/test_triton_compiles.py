@@ -19,6 +19,7 @@ from triton.compiler import ASTSource
 from specstream.kernels.triton_attend import _attend_kernel
 from specstream.kernels.triton_linear import _linear_kernel
 from specstream.kernels.triton_merge import _merge_kernel
+from specstream.kernels.triton_merge_states import BLOCK_ROWS, _merge_states_kernel
 
 TYPES = {"query": "*bf16", "kv": "*bf16", "own_key": "*bf16", "own_value": "*bf16", "out": "*bf16", "scale": "fp32"}
 TYPES |= {name + str(i): "*bf16" for name in ("weight", "bias", "out") for i in range(3)} | {"x": "*bf16"}
@@ -48,6 +49,8 @@ build(_merge_kernel, HEAD_DIM=80, PADDED_DIM=128, BLOCK_PARTS=16, PADDED_SEATS=8
 for out, inner, stages in ((8, 512, 4), (64, 128, 3)):
     sizes = {"BLOCK_ROWS": 16, "BLOCK_OUT": out, "BLOCK_IN": inner}
     build(_linear_kernel, 2, stages, WEIGHTS=3, BIAS=False, WHOLE=True, WIDEN=False, **sizes)
+TYPES |= {"a_out": "*fp32", "b_out": "*bf16", "a_lse": "*fp32", "b_lse": "*fp32", "lse": "*fp32"}
+build(_merge_states_kernel, HEAD_DIM=80, PADDED_DIM=128, BLOCK_ROWS=BLOCK_ROWS)
 print("done")
 """
 
