@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -18,7 +19,7 @@ from specstream.kernel_attention import KernelAttention
 from specstream.plan import Lane
 from specstream.prompt_attention import PromptAttention
 from tests.architectures import build
-from tests.helpers import Request, make_engine, reference
+from tests.helpers import Request, check_free, make_engine, prompt, reference
 
 DTYPES = {"interpreted": torch.float64, "replayed": torch.float32}
 """In float64 no round is computed by the kernels, so none is captured."""
@@ -127,5 +128,52 @@ class DeafStream(torch.cuda.Stream):
 def make_deaf(engine: Engine, lane: Lane) -> None:
     """What the lane does from now on, it does without waiting for anybody."""
     torch.cuda.synchronize()
-    deaf: Any = DeafStream(engine._executor.store.device, priority=-1)
-    cuda_executor(engine)._streams[lane] = deaf
+    new: Any = DeafStream
+    cuda_executor(engine)._streams[lane] = new(engine._executor.store.device, priority=-1)
+
+
+# Failures
+
+PROMPTS = (prompt(150), prompt(40, 1))
+NEW_TOKENS = 40
+
+
+def tokens_of(engine: Engine, struck: type[BaseException] | tuple[type[BaseException], ...] = ()) -> list[list[int]]:
+    """What two requests get from steps; one that raises what is expected is tried again."""
+    tokens = {engine.submit(ids, max_new_tokens=NEW_TOKENS): list[int]() for ids in PROMPTS}
+    while engine.has_unfinished:
+        try:
+            outputs = engine.step()
+        except struck:
+            continue
+        for output in outputs:
+            tokens[output.request_id] += output.new_token_ids
+    check_free(engine)
+    return list(tokens.values())
+
+
+@cache
+def expected_tokens(dtype: torch.dtype) -> list[list[int]]:
+    """The same, undisturbed."""
+    with cuda_engine(dtype, drafts=True) as engine:
+        return tokens_of(engine)
+
+
+@dataclass
+class Strike:
+    """Raises an error in every n-th of the calls that it is shown."""
+
+    error: type[BaseException]
+    every: int
+    only_captured: bool = False
+    """Count calls only while the current stream is captured."""
+    calls: int = 0
+    strikes: int = 0
+
+    def __call__(self, *_: Any) -> None:
+        if self.only_captured and not torch.cuda.is_current_stream_capturing():
+            return
+        self.calls += 1
+        if self.calls % self.every == 0:
+            self.strikes += 1
+            raise self.error("struck")
