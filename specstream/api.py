@@ -141,7 +141,7 @@ def build_engine(
         weights=target.weight_bytes,
         draft_weights=draft.weight_bytes if draft else 0,
         draft_kv=options.max_num_seqs * drafter_kind.bytes_per_seat(draft, window) if draft else 0,
-        free_device=torch.cuda.mem_get_info(device)[0] if on_cuda else None,
+        free_device=_free_on(device) if on_cuda else None,
     )
     store = DeviceStore(
         memory.layout,
@@ -160,6 +160,14 @@ def build_engine(
     planner = Planner(target, CUDA_PROFILE if on_cuda else CPU_PROFILE, memory.draft_weights)
     executor = _executor(target, store, memory)
     return Engine(options, memory, planner, executor, host, drafter, tokenizer, generation_config)
+
+
+def _free_on(device: torch.device) -> int:
+    """Bytes that tensors can still take on a CUDA device: what nobody has or torch keeps unused, up to torch's cap."""
+    free, total = torch.cuda.mem_get_info(device)
+    used = torch.cuda.memory_allocated(device)
+    cap = int(torch.cuda.get_per_process_memory_fraction(device) * total)
+    return max(0, min(free + torch.cuda.memory_reserved(device) - used, cap - used))
 
 
 def _executor(target: PartitionedModel, store: DeviceStore, memory: MemoryPlan) -> Executor:

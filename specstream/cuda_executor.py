@@ -57,6 +57,8 @@ class CudaExecutor:
         self.streamed_bytes = self.link_bytes = 0
         self.launch_seconds = 0.0
         """Host time of the last round until everything but acceptance and drafts was launched."""
+        self.draft_seconds: float | None = None
+        """From the end of the last round's acceptance to that of its draft steps; None if it had none."""
         device = store.device
         self._streams = {lane: new_stream(device, high_priority=lane is not Lane.DRAFT) for lane in Lane}
         self._choice = KernelChoice(store, model.spec, most_blocks, PromptAttention(store))
@@ -282,9 +284,13 @@ class CudaExecutor:
         stream.wait_event(ready)
         with torch.cuda.stream(stream):
             batch.accept(wanted_logits(logits, batch))
-            for task in plan.by_kind[TaskKind.DRAFT]:
+            steps = plan.by_kind[TaskKind.DRAFT]
+            accepted = record(stream, timed=True)
+            for task in steps:
                 batch.draft(task.step)
+            drafted = record(stream, timed=True)
             stream.synchronize()
+            self.draft_seconds = accepted.elapsed_time(drafted) / 1e3 if steps else None
 
 
 def _waits_for_store(plan: Plan) -> bool:

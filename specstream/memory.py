@@ -150,7 +150,7 @@ def plan_memory(
         free_device: free memory of a device with memory of its own, weights loaded; None where the device is the host.
 
     Raises:
-        OutOfBudget: a budget is less than what works; the text has the least that does.
+        OutOfBudget: a budget is less than what works, or more than there is; the text has the least that does.
     """
     max_len = resolve_max_model_len(options, target)
     free = psutil.virtual_memory().available if free_host is None else free_host
@@ -186,6 +186,9 @@ def plan_memory(
     num_blocks = min(
         (budget - _device_bytes(layout, slots, group, 0)) // layout.chunk_bytes, most // layout.chunk_bytes
     )
+    taken = _device_bytes(layout, slots, group, num_blocks)
+    if free_device is not None and taken + draft_kv > free_device:
+        raise OutOfBudget(_device_too_full(options, taken, least, draft_kv, free_device))
     resident = _resident(request_chunks, num_blocks, options.max_num_seqs, tail)
     host_chunks = request_chunks - resident
     host_budget = (
@@ -250,6 +253,18 @@ def _shrink_ring(
         else:
             slots -= 1
     return slots, group
+
+
+def _device_too_full(options: Options, taken: int, least: int, draft_kv: int, free: int) -> str:
+    drafts = f" and the draft's KV {format_size(draft_kv)}" if draft_kv else ""
+    text = f"the target's KV on the device takes {format_size(taken)}{drafts}; {format_size(free)} are free there. "
+    if least + draft_kv <= free:
+        return text + f"Way out: a gpu_kv_budget of at most {format_size(free - draft_kv)}; {format_size(least)} works"
+    smaller = "a smaller draft_window, " if draft_kv and options.draft_window is None else ""
+    return text + (
+        f"The least that works is {format_size(least + draft_kv)}. Ways out: {smaller}fewer max_num_seqs, smaller "
+        f"chunk_tokens, or a device with more memory"
+    )
 
 
 def _too_small(options: Options, target: ModelSpec, layout: ChunkLayout, tail: int, budget: int, least: int) -> str:
