@@ -51,7 +51,7 @@ def merge_into(merged: AttentionState, a: AttentionState, b: AttentionState) -> 
     )
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit(do_not_specialize=["num_rows", "a_lse_stride", "b_lse_stride", "lse_stride"])  # all change with the rows
 def _merge_states_kernel(
     a_out: tl.tensor,
     a_lse: tl.tensor,
