@@ -20,6 +20,8 @@ from specstream.kernels.triton_attend import Seats as Keys
 
 ROWS = 2
 """Rows that each seat has in a step, used or not; seat s has rows 2s and 2s + 1."""
+TILE = 256
+"""Entries of a block table written at a time."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,7 @@ def place_rows(
         DEPTH=seats.candidates.shape[1],
         ROWS=ROWS,
         BLOCK_TOKENS=window.block_tokens,
-        BLOCKS=triton.next_power_of_2(blocks),
+        BLOCKS=min(triton.next_power_of_2(blocks), TILE),
         num_warps=1,
     )
 
@@ -173,13 +175,14 @@ def _place_kernel(
 
     dropped = tl.maximum(tl.maximum(first - window, 0) // BLOCK_TOKENS - sinks, 0)
     tl.store(key_count + seat, (first - dropped * BLOCK_TOKENS).to(tl.int32))
-    entry = tl.arange(0, BLOCKS)
-    chunk = tl.where(entry < sinks, entry, entry + dropped)
-    block = _block_of(slots + seat * blocks, chunk, (entry < blocks) & (chunk * BLOCK_TOKENS < first), sinks, ring)
-    tl.store(block_table + seat * table_stride + entry, block, mask=entry < blocks)
+    for start in tl.range(0, blocks, BLOCKS):
+        entry = start + tl.arange(0, BLOCKS)
+        chunk = tl.where(entry < sinks, entry, entry + dropped)
+        block = _block_of(slots + seat * blocks, chunk, (entry < blocks) & (chunk * BLOCK_TOKENS < first), sinks, ring)
+        tl.store(block_table + seat * table_stride + entry, block, mask=entry < blocks)
     own = first // BLOCK_TOKENS + index
-    block = _block_of(slots + seat * blocks, own, own * BLOCK_TOKENS < first + count, sinks, ring)
-    tl.store(append_table + seat * append_stride + index, block)
+    own_block = _block_of(slots + seat * blocks, own, own * BLOCK_TOKENS < first + count, sinks, ring)
+    tl.store(append_table + seat * append_stride + index, own_block)
 
 
 @triton.jit

@@ -51,9 +51,7 @@ class KernelChoice:
         self, seats: tuple[SeatSpec, ...], groups: tuple[ChunkRun, ...], batch: RoundBatch
     ) -> KernelAttention | None:
         """The same for seats and groups that are no whole round."""
-        layout = self.store.layout
-        small = layout.head_dim < LEAST_HEAD_DIM and self.store.device.type == "cuda"
-        if small or layout.dtype not in KERNEL_DTYPES:
+        if not self.has_kernels:
             return None
         if any(rows.count > MAX_OWN_ROWS for rows in batch.seats.values()):
             return None
@@ -66,6 +64,13 @@ class KernelChoice:
             self._made[sizes] = attention
         attention.tables.fill(seats, groups, batch, self.store.layout.chunk_tokens)
         return attention
+
+    @property
+    def has_kernels(self) -> bool:
+        """Whether there are kernels for the store's dtype and heads on its device."""
+        layout = self.store.layout
+        small = layout.head_dim < LEAST_HEAD_DIM and self.store.device.type == "cuda"
+        return layout.dtype in KERNEL_DTYPES and not small
 
     def sizes(self, seats: tuple[SeatSpec, ...], groups: tuple[ChunkRun, ...], batch: RoundBatch) -> TableSizes:
         """Of the tables of a round."""

@@ -38,6 +38,8 @@ class RoundBatch:
     """Called with the logits [R, vocab] when they are there."""
     draft: Callable[[int], None]
     """Called for each draft step after acceptance."""
+    settle: Callable[[], None] = lambda: None
+    """Called at the end: waits for what the two have launched."""
 
 
 def wanted_logits(logits: Tensor, batch: RoundBatch) -> Tensor:
