@@ -110,7 +110,7 @@ def processed(logits: Tensor, settings: Settings) -> tuple[Tensor, Tensor]:
 
 def accept_on_device(
     tables: SeatTables, logits: Tensor, used: frozenset[str], method: Method, synthetic: bool, drawn_from: Tensor | None
-) -> Tensor:
+) -> None:
     """Verifies the candidates of every seat; what comes out is written to `tables.found`.
 
     Args:
@@ -118,9 +118,6 @@ def accept_on_device(
         used: the settings that a seat uses.
         synthetic: accept as many candidates as `tables` says instead.
         drawn_from: float64 [seats, K, vocab], what candidates were drawn from; for "standard".
-
-    Returns:
-        The processed scores, float32 [rows, vocab].
     """
     given, found = tables.given.device, tables.found.device
     seat_of_row = given["seat_of_row"][: len(logits)]
@@ -131,7 +128,6 @@ def accept_on_device(
     found["accepted"].copy_(accepted)
     found["produced"].copy_(produced)
     found["tops"][: len(tops)].copy_(tops)
-    return scores
 
 
 def _made_up(tables: SeatTables, scores: Tensor) -> tuple[Tensor, Tensor]:

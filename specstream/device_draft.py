@@ -5,7 +5,9 @@ from __future__ import annotations
 from functools import partial
 from typing import Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from specstream.batch import MIN_ROWS
@@ -18,6 +20,7 @@ from specstream.mirror import Mirror
 from specstream.recurring import Recurring
 from specstream.round_tables import RoundTables, TableSizes
 from specstream.scheduler import RequestRows
+from specstream.speculate import Candidates
 
 ROW_STEP = 8
 """Rows are padded to a multiple of it."""
@@ -71,40 +74,62 @@ class DeviceDraft:
         )
         self._window = Window(drafter.store.layout.chunk_tokens, blocks.sink_blocks, blocks.ring_blocks, blocks.window)
         self._steps: dict[Kind, Recurring] = {}
+        self._computed: dict[int, int] = {}
+        """The seats that are drafted for in this round; and how many candidates of each had been computed before it."""
 
-    def begin(self, rows: list[RequestRows]) -> dict[int, int]:
-        """Before the first step: the drafter catches up with what the target has already verified or is verifying.
-
-        Returns:
-            The seats that are drafted for, and of the candidates of each how many the drafter has computed.
-        """
+    def begin(self, rows: list[RequestRows]) -> None:
+        """Before the first step of a round: the drafter catches up with what the target verifies."""
         most = {row.sequence.seat: self._most_length(row) for row in rows}
         texts = {
             row.sequence.seat: (row.sequence.tokens, row.candidates.tokens[:-1])
             for row in rows
             if most[row.sequence.seat]
         }
-        computed = self.drafter.catch_up(texts)
+        self._computed = self.drafter.catch_up(texts)
         write = self._given.host
         write["most_length"][:] = 0
-        for seat, count in computed.items():
+        for seat, count in self._computed.items():
             write["computed"][seat], write["most_length"][seat] = count, most[seat]
             write["slots"][seat] = self.drafter.places(seat)
         self._given.upload()
         self._step.zero_()
-        return computed
 
     def step(self, kind: Kind, drawn_from: Tensor | None) -> None:
         """Launches the next step; `drawn_from`, float64 [seats, K, vocab], is written for "standard"."""
+        if not self._computed:
+            return
         if kind not in self._steps:
             self._steps[kind] = Recurring(partial(self._propose, kind, drawn_from), self.tables.device)
         self._steps[kind]()
 
+    def candidates(
+        self, row: RequestRows, accepted: int, produced: list[int], drawn_from: list[Tensor]
+    ) -> tuple[Candidates, bool]:
+        """What was proposed to follow `produced`, once it can be read; and whether the draft has failed on the way."""
+        seat, found = row.sequence.seat, self.tables.found.host
+        if seat not in self._computed:
+            return Candidates(), False
+        count = int(found["next_count"][seat])
+        good = leading(np.isfinite(found["next_tops"][seat, :count]))
+        tokens: list[int] = found["next_candidates"][seat, :good].tolist()
+        known = min(self._computed[seat], accepted)
+        computed = (produced[known:], tokens[: count - 1]) if count else ([], [])
+        self.drafter.go_on(seat, len(row.sequence.tokens) + known, *computed)
+        return Candidates(tokens, drawn_from[:good]), good < count
+
+    def drop(self, row: RequestRows) -> None:
+        """Forgets what was proposed for a request, once that is done."""
+        if row.sequence.seat in self._computed:
+            self.drafter.go_on(row.sequence.seat, len(row.sequence.tokens), [], [])
+
+    def place(self) -> None:
+        """Writes what the drafter reads of the step."""
+        slots, vocab = self._given.device["slots"], self.drafter.model.spec.vocab_size
+        place_rows(self._step, self._verified, self.tables.proposed, slots, self._window, vocab, self._rows)
+
     def _propose(self, kind: Kind, drawn_from: Tensor | None) -> None:
-        tables, vocab = self.tables, self.drafter.model.spec.vocab_size
-        used, method = kind
-        slots = self._given.device["slots"]
-        place_rows(self._step, self._verified, tables.proposed, slots, self._window, vocab, self._rows)
+        tables, (used, method) = self.tables, kind
+        self.place()
         logits = self.drafter.forward(self._attention, dict(self._inputs), {})
         scores, tops = processed(self.drafter.sized(logits[0, : tables.seats]), tables.settings(used))
         tables.found.device["next_tops"].index_copy_(1, self._step, tops[:, None])
@@ -116,3 +141,8 @@ class DeviceDraft:
         sequence = row.sequence
         most = self.drafter.most_length(sequence.limit)
         return most if sequence.drafts and len(sequence.tokens) + 1 < most else 0
+
+
+def leading(good: NDArray[np.bool_]) -> int:
+    """How many come before the first that is not."""
+    return len(good) if good.all() else int(good.argmin())

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from specstream.cuda_draft import CudaDrafter
 from specstream.device_accept import SeatTables, accept_on_device
-from specstream.device_draft import DeviceDraft, Kind
+from specstream.device_draft import DeviceDraft, Kind, leading
 from specstream.kernel_settings import KernelSettings
 from specstream.scheduler import RequestRows
 from specstream.speculate import Candidates, Speculation
@@ -27,8 +27,6 @@ class Outcome:
     """Before it is cut; empty if no token can be chosen."""
     logits: Tensor
     """The request's own rows, [rows, vocab]."""
-    scores: Tensor
-    """The same, processed; float32."""
     candidates: Candidates | None
     """For the next round; None if the device has not drafted after what was produced."""
     draft_failed: bool
@@ -57,8 +55,9 @@ class DeviceRounds:
         self._rows: list[RequestRows] = []
         self._size = 0
         self._kind: Kind = (frozenset(), "coupled")
-        self._logits = self._scores = torch.empty(0)
-        self._computed: dict[int, int] = {}
+        self._logits = torch.empty(0)
+        self._draft: DeviceDraft | None = None
+        """The round's, once it has begun."""
 
     def accept(self, rows: list[RequestRows], logits: Tensor) -> bool:
         """Launches acceptance for the requests whose logits, [R, vocab], these are.
@@ -75,23 +74,22 @@ class DeviceRounds:
         self._kind = frozenset().union(*(setting.used for setting in settings)), method
         highest = max(row.sequence.seat for row in rows)
         self._size = min(1 << highest.bit_length(), self.max_seats)
-        self._rows, self._computed = rows, {}
+        self._rows, self._draft = rows, None
         tables = self._tables_of(self._size)
         drawn_from = self._hold(rows) if method == "standard" else None
         tables.fill(rows, settings, self.speculation)
         synthetic = self.speculation.synthetic is not None
         self._logits = logits
-        self._scores = accept_on_device(tables, logits, *self._kind, synthetic, drawn_from)
+        accept_on_device(tables, logits, *self._kind, synthetic, drawn_from)
         return True
 
-    def draft(self, step: int) -> None:
-        """Launches draft step `step`, from 0 on."""
-        draft = self._draft_of(self._size)
-        if step == 0:
-            self._computed = draft.begin(self._rows)
-        if self._computed:
-            standard = self._kind[1] == "standard"
-            draft.step(self._kind, self._probabilities()[: self._size] if standard else None)
+    def draft(self) -> None:
+        """Launches the next draft step."""
+        standard = self._kind[1] == "standard"
+        if self._draft is None:
+            self._draft = self._draft_of(self._size)
+            self._draft.begin(self._rows)
+        self._draft.step(self._kind, self._probabilities()[: self._size] if standard else None)
 
     def read(self) -> list[Outcome]:
         """Waits for what was launched; says what has become of each request."""
@@ -109,31 +107,18 @@ class DeviceRounds:
         accepted = int(found["accepted"][seat])
         produced: list[int] = found["produced"][seat, : accepted + 1].tolist()
         tops = found["tops"][own]
-        usable = _leading(np.isfinite(tops) if row.sequence.sampling.do_sample else ~np.isnan(tops))
-        candidates, draft_failed = Candidates(), False
-        if accepted >= usable:  # then what follows row `usable` means nothing, and see `Speculation.accept`
+        usable = leading(np.isfinite(tops) if row.sequence.sampling.do_sample else ~np.isnan(tops))
+        candidates: Candidates | None = Candidates()
+        draft_failed = False
+        if accepted >= usable:  # what follows row `usable` means nothing; see `Speculation.accept`
             accepted, produced, candidates = max(0, usable - 1), produced[:usable], None
-            if seat in self._computed:
-                self.drafter.go_on(seat, len(row.sequence.tokens), [], [])
-        elif seat in self._computed:
-            candidates, draft_failed = self._proposed(row, accepted, produced)
-        return Outcome(row, accepted, produced, self._logits[own], self._scores[own], candidates, draft_failed)
-
-    def _proposed(self, row: RequestRows, accepted: int, produced: list[int]) -> tuple[Candidates, bool]:
-        """The candidates for the next round, and whether the draft's scores became no distribution."""
-        found, seat = self._tables[self._size].found.host, row.sequence.seat
-        count = int(found["next_count"][seat])
-        good = _leading(np.isfinite(found["next_tops"][seat, :count]))
-        candidates = Candidates(found["next_candidates"][seat, :good].tolist())
-        if self._kind[1] == "standard" and row.sequence.sampling.do_sample:
-            candidates.probabilities = list(self._probabilities()[seat].unbind()[:good])
-        known = min(self._computed[seat], accepted)
-        computed = len(row.sequence.tokens) + known
-        if count:
-            self.drafter.go_on(seat, computed, produced[known:], candidates.tokens[: count - 1])
-        else:
-            self.drafter.go_on(seat, computed, [], [])
-        return candidates, good < count
+            if self._draft is not None:
+                self._draft.drop(row)
+        elif self._draft is not None:
+            standard = self._kind[1] == "standard" and row.sequence.sampling.do_sample
+            drawn_from = list(self._probabilities()[seat].unbind()) if standard else []
+            candidates, draft_failed = self._draft.candidates(row, accepted, produced, drawn_from)
+        return Outcome(row, accepted, produced, self._logits[own], candidates, draft_failed)
 
     def _probabilities(self) -> Tensor:
         """What candidates were drawn from, float64 [max_seats, K, vocab]."""
@@ -159,11 +144,7 @@ class DeviceRounds:
 
     def _draft_of(self, seats: int) -> DeviceDraft:
         if seats not in self._drafts:
+            assert self.drafter is not None
             method = self.speculation.draft_sample_method
             self._drafts[seats] = DeviceDraft(self.drafter, self._tables_of(seats), method)
         return self._drafts[seats]
-
-
-def _leading(good: np.ndarray) -> int:
-    """How many come before the first that is not."""
-    return len(good) if good.all() else int(good.argmin())

@@ -65,7 +65,7 @@ class Speculator:
         """One draft step for every request that goes on and has room for one more candidate."""
         if self._launched:
             assert self.kernels is not None
-            self.kernels.draft(step)
+            self.kernels.draft()
         else:
             self._draft(rows, step)
 
@@ -100,8 +100,11 @@ class Speculator:
                 _fail(outcome.row, error)
 
     def _settle(self, outcome: Outcome) -> None:
-        row = outcome.row
-        _take(row, outcome.logits, outcome.scores, outcome.accepted, outcome.produced)
+        row, logits = outcome.row, outcome.logits
+        sequence = row.sequence
+        # Looked at only if no token can be chosen: those of the kernels do not show why.
+        scores = logits if outcome.produced else sequence.sampling.scores(logits[:1], sequence.tokens, [])
+        _take(row, logits, scores, outcome.accepted, outcome.produced)
         if row.finish_reason:
             return
         if outcome.candidates is not None:
