@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from specstream.cuda_draft import CudaDrafter
@@ -50,12 +51,11 @@ class DeviceRounds:
         self.drafter = drafter if drafter is not None and drafter.choice.has_kernels else None
         self._tables: dict[int, SeatTables] = {}
         self._drafts: dict[int, DeviceDraft] = {}
-        self._drawn_from: Tensor | None = None
-        """float64 [seats, K, vocab]: what candidates were drawn from, if it matters."""
+        self._drawn_from: dict[int, Tensor] = {}
         self._rows: list[RequestRows] = []
         self._size = 0
         self._kind: Kind = (frozenset(), "coupled")
-        self._logits = torch.empty(0)
+        self._logits: Tensor | None = None
         self._draft: DeviceDraft | None = None
         """The round's, once it has begun."""
 
@@ -89,53 +89,59 @@ class DeviceRounds:
         if self._draft is None:
             self._draft = self._draft_of(self._size)
             self._draft.begin(self._rows)
-        self._draft.step(self._kind, self._probabilities()[: self._size] if standard else None)
+        self._draft.step(self._kind, self._probabilities() if standard else None)
 
     def read(self) -> list[Outcome]:
         """Waits for what was launched; says what has become of each request."""
-        found = self._tables[self._size].found
+        found = self._tables_of(self._size).found
         found.download()
         if self.device.type == "cuda":
             torch.cuda.current_stream(self.device).synchronize()
-        ends = np.cumsum([row.logits for row in self._rows]).tolist()
-        return [self._outcome(row, slice(end - row.logits, end)) for row, end in zip(self._rows, ends, strict=True)]
+        assert self._logits is not None
+        counts = [row.logits for row in self._rows]
+        logits, tops = torch.split(self._logits, counts), np.split(found.host["tops"], np.cumsum(counts))
+        outcomes = [self._outcome(*each) for each in zip(self._rows, logits, tops, strict=False)]
+        self._logits = None
+        return outcomes
 
     # Parts
 
-    def _outcome(self, row: RequestRows, own: slice) -> Outcome:
-        found, seat = self._tables[self._size].found.host, row.sequence.seat
+    def _outcome(self, row: RequestRows, logits: Tensor, tops: NDArray[np.float32]) -> Outcome:
+        found, seat, sampled = (
+            self._tables_of(self._size).found.host,
+            row.sequence.seat,
+            row.sequence.sampling.do_sample,
+        )
         accepted = int(found["accepted"][seat])
         produced: list[int] = found["produced"][seat, : accepted + 1].tolist()
-        tops = found["tops"][own]
-        usable = leading(np.isfinite(tops) if row.sequence.sampling.do_sample else ~np.isnan(tops))
-        candidates: Candidates | None = Candidates()
-        draft_failed = False
+        usable = leading(np.isfinite(tops) if sampled else ~np.isnan(tops))
         if accepted >= usable:  # what follows row `usable` means nothing; see `Speculation.accept`
-            accepted, produced, candidates = max(0, usable - 1), produced[:usable], None
             if self._draft is not None:
                 self._draft.drop(row)
-        elif self._draft is not None:
-            standard = self._kind[1] == "standard" and row.sequence.sampling.do_sample
-            drawn_from = list(self._probabilities()[seat].unbind()) if standard else []
+            return Outcome(row, max(0, usable - 1), produced[:usable], logits, None, False)
+        candidates, draft_failed = Candidates(), False
+        if self._draft is not None:
+            standard = sampled and self._kind[1] == "standard"
+            drawn_from = list(self._probabilities()[seat]) if standard else []
             candidates, draft_failed = self._draft.candidates(row, accepted, produced, drawn_from)
-        return Outcome(row, accepted, produced, self._logits[own], candidates, draft_failed)
+        return Outcome(row, accepted, produced, logits, candidates, draft_failed)
 
     def _probabilities(self) -> Tensor:
-        """What candidates were drawn from, float64 [max_seats, K, vocab]."""
-        if self._drawn_from is None:
-            shape = self.max_seats, self.depth, self.vocab_size
+        """What candidates were drawn from, float64 [seats, K, vocab]: as many seats as the round has."""
+        if self._size not in self._drawn_from:
+            shape = self._size, self.depth, self.vocab_size
             with torch.inference_mode(False):
-                self._drawn_from = torch.empty(shape, dtype=torch.float64, device=self.device)
-        return self._drawn_from
+                self._drawn_from[self._size] = torch.empty(shape, dtype=torch.float64, device=self.device)
+        return self._drawn_from[self._size]
 
     def _hold(self, rows: list[RequestRows]) -> Tensor:
-        """The same for the candidates of these rows, also if they were proposed on the host."""
+        """The same for the candidates of these rows, wherever they were proposed."""
         held = self._probabilities()
         for row in rows:
             for place, given in zip(held[row.sequence.seat], row.candidates.probabilities, strict=False):
                 if place.data_ptr() != given.data_ptr():
                     place.copy_(given)
-        return held[: self._size]
+        return held
 
     def _tables_of(self, seats: int) -> SeatTables:
         if seats not in self._tables:

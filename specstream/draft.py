@@ -186,6 +186,8 @@ class Drafter:
     def sized(self, logits: Tensor) -> Tensor:
         """Logits [rows, vocab] brought to the target's vocabulary."""
         out = logits[:, : self.vocab_size]
+        if out.shape[-1] == self.vocab_size:
+            return out
         return F.pad(out, (0, self.vocab_size - out.shape[-1]), value=float("-inf"))
 
     def _attend(
