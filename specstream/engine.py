@@ -15,7 +15,6 @@ from torch import Tensor
 
 from specstream.batch import RoundBatch, SeatRows, flatten_rows
 from specstream.custom_generate import from_transformers
-from specstream.draft import Drafter
 from specstream.errors import EngineBusy, EngineClosed
 from specstream.exclusive import Exclusive, exclusive
 from specstream.executor import Executor
@@ -31,7 +30,6 @@ from specstream.request import RequestFactory
 from specstream.round_spec import RoundSpec, SeatSpec
 from specstream.scheduler import RequestRows, Scheduler
 from specstream.sequence import FinishReason, Sequence
-from specstream.speculate import Speculation
 from specstream.speculator import Speculator
 
 
@@ -48,7 +46,7 @@ class Engine(Exclusive):
         planner: Planner,
         executor: Executor,
         host: HostStore,
-        drafter: Drafter | None,
+        speculator: Speculator,
         tokenizer: Any = None,
         generation_config: Any = None,
     ) -> None:
@@ -59,7 +57,7 @@ class Engine(Exclusive):
         """The module that was compiled, if it was given as one."""
         self._planner, self._executor, self._host = planner, executor, host
         self._scheduler = Scheduler(memory, executor.store, host, options.max_num_seqs)
-        self._speculator = Speculator(Speculation.of(options), drafter)
+        self._speculator = speculator
         self._requests = RequestFactory(self.vocab_size, memory.max_model_len)
         self._counters = Counters()
         self._next_id = 0
@@ -368,6 +366,7 @@ class Engine(Exclusive):
             seats,
             accept=lambda logits: self._speculator.accept(rows, logits[0]),
             draft=lambda step: self._speculator.draft(rows, step),
+            settle=lambda: self._speculator.settle(),
         )
 
     def _commit(self, row: RequestRows, spec: RoundSpec) -> None:
