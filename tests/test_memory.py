@@ -146,6 +146,11 @@ def test_what_a_device_has_free_is_not_exceeded() -> None:
         device_plan(LEAST + 4, 5, gpu_kv_budget="auto")
 
 
+def test_the_prompt_buffer_takes_no_more_than_is_left() -> None:
+    for left, chunks in ((0, 1), (7 * 2048, 7), (100 * 2048, 16)):
+        assert device_plan(LEAST + 5 + left, 5, gpu_kv_budget="min").prompt_chunks == chunks
+
+
 def test_a_budget_beyond_what_a_device_has_free_is_refused_with_one_that_fits() -> None:
     free, draft_kv = 40_000, 1000
     with pytest.raises(OutOfBudget, match="a gpu_kv_budget of at most") as refused:

@@ -73,6 +73,7 @@ def sized_engine() -> Engine:
         group_chunks=16,
         staging_slots=192,
         gpu_kv_budget=192 * 16 * 2 * MIB + 4 * 3 * 16 * MIB,
+        max_num_batched_tokens=2048,
         draft_window=1024,
     )
     target, draft = (compile_model(sized_model(layers), "sized", 16_384) for layers in (8, 2))
@@ -81,7 +82,7 @@ def sized_engine() -> Engine:
 
 def planned(engine: Engine) -> int:
     memory = engine.memory
-    return memory.weights + memory.draft_weights + memory.draft_kv + memory.device_kv
+    return memory.weights + memory.draft_weights + memory.draft_kv + memory.device_kv + memory.prompt_buffer
 
 
 def serve_four(engine: Engine, after_step: Callable[[int], None] = lambda step: None) -> list[list[int]]:
