@@ -33,6 +33,23 @@ class Outcome:
     draft_failed: bool
 
 
+class DrawnFrom:
+    """What the candidates of each seat were drawn from."""
+
+    def __init__(self, seats: int, depth: int, vocab: int, device: torch.device) -> None:
+        with torch.inference_mode(False):
+            self.whole = torch.empty(seats, depth, vocab, dtype=torch.float64, device=device)
+        self.parts = [list(seat) for seat in self.whole]
+        """By seat and candidate, [vocab]."""
+
+    def hold(self, rows: list[RequestRows]) -> None:
+        """Has those of these rows' candidates, wherever they were proposed."""
+        for row in rows:
+            for part, given in zip(self.parts[row.sequence.seat], row.candidates.probabilities, strict=False):
+                if part is not given:
+                    part.copy_(given)
+
+
 class DeviceRounds:
     """Acceptance and draft steps on the device, for rounds in which all requests use nothing but what kernels do."""
 
@@ -51,7 +68,7 @@ class DeviceRounds:
         self.drafter = drafter if drafter is not None and drafter.choice.has_kernels else None
         self._tables: dict[int, SeatTables] = {}
         self._drafts: dict[int, DeviceDraft] = {}
-        self._drawn_from: dict[int, Tensor] = {}
+        self._drawn_from: dict[int, DrawnFrom] = {}
         self._rows: list[RequestRows] = []
         self._size = 0
         self._kind: Kind = (frozenset(), "coupled")
@@ -76,7 +93,10 @@ class DeviceRounds:
         self._size = min(1 << highest.bit_length(), self.max_seats)
         self._rows, self._draft = rows, None
         tables = self._tables_of(self._size)
-        drawn_from = self._hold(rows) if method == "standard" else None
+        drawn_from = None
+        if method == "standard":
+            self._probabilities().hold(rows)
+            drawn_from = self._probabilities().whole
         tables.fill(rows, settings, self.speculation)
         synthetic = self.speculation.synthetic is not None
         self._logits = logits
@@ -89,7 +109,7 @@ class DeviceRounds:
         if self._draft is None:
             self._draft = self._draft_of(self._size)
             self._draft.begin(self._rows)
-        self._draft.step(self._kind, self._probabilities() if standard else None)
+        self._draft.step(self._kind, self._probabilities().whole if standard else None)
 
     def read(self) -> list[Outcome]:
         """Waits for what was launched; says what has become of each request."""
@@ -122,26 +142,15 @@ class DeviceRounds:
         candidates, draft_failed = Candidates(), False
         if self._draft is not None:
             standard = sampled and self._kind[1] == "standard"
-            drawn_from = list(self._probabilities()[seat]) if standard else []
+            drawn_from = self._probabilities().parts[seat] if standard else []
             candidates, draft_failed = self._draft.candidates(row, accepted, produced, drawn_from)
         return Outcome(row, accepted, produced, logits, candidates, draft_failed)
 
-    def _probabilities(self) -> Tensor:
-        """What candidates were drawn from, float64 [seats, K, vocab]: as many seats as the round has."""
+    def _probabilities(self) -> DrawnFrom:
+        """For as many seats as the round has."""
         if self._size not in self._drawn_from:
-            shape = self._size, self.depth, self.vocab_size
-            with torch.inference_mode(False):
-                self._drawn_from[self._size] = torch.empty(shape, dtype=torch.float64, device=self.device)
+            self._drawn_from[self._size] = DrawnFrom(self._size, self.depth, self.vocab_size, self.device)
         return self._drawn_from[self._size]
-
-    def _hold(self, rows: list[RequestRows]) -> Tensor:
-        """The same for the candidates of these rows, wherever they were proposed."""
-        held = self._probabilities()
-        for row in rows:
-            for place, given in zip(held[row.sequence.seat], row.candidates.probabilities, strict=False):
-                if place.data_ptr() != given.data_ptr():
-                    place.copy_(given)
-        return held
 
     def _tables_of(self, seats: int) -> SeatTables:
         if seats not in self._tables:

@@ -162,10 +162,10 @@ def config(**settings: Any) -> GenerationConfig:
 
 
 MIXED: list[tuple[int, tuple[int, ...], dict[str, Any]]] = [
-    (0, prompt(19), {"max_new_tokens": 9}),
-    (1, prompt(3), {"max_new_tokens": 6, "seed": 5, "generation_config": config(temperature=0.6, top_k=9)}),
-    (2, prompt(9), {"max_new_tokens": 5, "seed": 6, "generation_config": config(top_p=0.7, min_p=0.05)}),
-    (6, prompt(5), {"max_new_tokens": 5, "seed": 7, "generation_config": config(min_p=0.1, temperature=1.3)}),
+    (0, prompt(19), {"max_new_tokens": 8}),
+    (1, prompt(3), {"max_new_tokens": 5, "seed": 5, "generation_config": config(temperature=0.6, top_k=9)}),
+    (2, prompt(9), {"max_new_tokens": 4, "seed": 6, "generation_config": config(top_p=0.7, min_p=0.05)}),
+    (5, prompt(5), {"max_new_tokens": 4, "seed": 7, "generation_config": config(min_p=0.1, temperature=1.3)}),
 ]
 """Ragged requests that join when there is a seat, of different settings."""
 
@@ -190,9 +190,21 @@ def check_same_steps(
     return results[1][1], engine._speculator.kernels
 
 
-def test_requests_of_all_settings_join_and_leave() -> None:
-    for method in ("standard", "coupled"):
-        check_same_steps(MIXED, tiny(), near(), num_speculative_tokens=2, rejection_sample_method=method)
+@pytest.mark.parametrize("method", ["standard", "coupled"])
+def test_requests_of_all_settings_join_and_leave(method: str) -> None:
+    check_same_steps(MIXED, tiny(), near(), num_speculative_tokens=2, rejection_sample_method=method)
+
+
+@pytest.mark.parametrize("method", ["standard", "coupled"])
+def test_a_drafter_without_kernels_drafts_on_the_host(method: str) -> None:
+    def on_the_host(engine: Engine) -> None:
+        speculator, drafting = engine._speculator, captured(near())
+        if speculator.kernels is not None:
+            speculator.kernels.drafter = None
+            speculator.drafter = Drafter(drafting, DraftWindow(64, None, 4), drafting.spec.vocab_size, 3)
+
+    requests = MIXED[:2]
+    check_same_steps(requests, tiny(), near(), on_the_host, num_speculative_tokens=2, rejection_sample_method=method)
 
 
 def test_an_end_token_in_the_middle_of_a_block() -> None:
