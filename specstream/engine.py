@@ -250,6 +250,7 @@ class Engine(Exclusive):
         try:
             with torch.no_grad():
                 self._executor.run(plan, spec, self._batch(rows))
+            self._planner.prove()
         except BaseException:
             self._last = None
             for row in rows:

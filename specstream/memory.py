@@ -18,6 +18,8 @@ OWN_DEVICE_CHUNK = 64
 """Tokens: as many as the kernels attend to at a time, so that they look a chunk up once."""
 OWN_DEVICE_SLOTS = 8
 """The fetches in flight last as long as the host needs between two rounds."""
+NEAR_SLOTS = range(6, 13)
+"""As good, if they divide the layers: then each round leaves the ring as it found it, and one graph replays all."""
 GROUP_BYTES = 16 << 20
 """Below that, copies to a device of its own do not reach the link's speed, and there are many of them to launch."""
 MIN_AUTO_CHUNK, MAX_AUTO_CHUNK = 16, 512
@@ -142,7 +144,7 @@ def plan_memory(
     least = _device_bytes(layout, _given(options.staging_slots, 1), _given(options.group_chunks, 1), tail)
     most = layout.chunk_bytes * max(tail, request_chunks) * options.max_num_seqs
     wanted_group = _given(options.group_chunks, _auto_group(layout, request_chunks, options.max_num_seqs, own_device))
-    wanted_slots = _given(options.staging_slots, OWN_DEVICE_SLOTS if own_device else AUTO_SLOTS)
+    wanted_slots = _given(options.staging_slots, _own_device_slots(target.num_layers) if own_device else AUTO_SLOTS)
     if options.gpu_kv_budget == "auto":
         ring = _device_bytes(layout, wanted_slots, wanted_group, 0)
         room = int(free * DEVICE_SHARE) if free_device is None else int(free_device * OWN_DEVICE_SHARE) - draft_kv
@@ -197,6 +199,12 @@ def _auto_group(layout: ChunkLayout, request_chunks: int, requests: int, own_dev
         return -(-request_chunks // MAX_GROUPS)
     together = -(-request_chunks * requests // max(MAX_GROUPS, requests))
     return min(request_chunks, max(together, GROUP_BYTES // layout.block_bytes))
+
+
+def _own_device_slots(num_layers: int) -> int:
+    """The divisor of the layers that is next to OWN_DEVICE_SLOTS, the larger of two; itself if none is near."""
+    divisors = [slots for slots in NEAR_SLOTS if num_layers % slots == 0]
+    return min(divisors, key=lambda slots: (abs(slots - OWN_DEVICE_SLOTS), -slots), default=OWN_DEVICE_SLOTS)
 
 
 def _given(option: int | str, automatic: int) -> int:

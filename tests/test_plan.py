@@ -48,7 +48,7 @@ def moved(plan: Plan, name: str, before: str) -> Plan:
 
 
 def with_task(plan: Plan, name: str, **changes: object) -> Plan:
-    tasks = tuple(replace(t, **changes) if t.name == name else t for t in plan.tasks)  # type: ignore[arg-type]
+    tasks = tuple(t._replace(**changes) if t.name == name else t for t in plan.tasks)  # type: ignore[arg-type]
     return replace(plan, tasks=tasks)
 
 
@@ -78,31 +78,31 @@ BROKEN: dict[str, tuple[Plan, Callable[[Plan], Plan], Plan | None, str]] = {
         make_plan(STEADY),
         without_waits(Lane.LINK, "attend/0/0"),
         None,
-        r"fetch/1/0 writes slot\[0:1\] while it may still be read by round 0: attend/0/0",
+        r"fetch/1/0 writes slot 0\[0:1\] while it may still be read by round 0: attend/0/0",
     ),
     "slot refilled while it is read, across rounds": (
         make_plan(STEADY),
         without_waits(Lane.LINK, "attend/1/1"),
         None,
-        r"ahead/0/1 writes slot\[1:2\] while it may still be read by round 0: attend/1/1",
+        r"ahead/0/1 writes slot 1\[0:1\] while it may still be read by round 0: attend/1/1",
     ),
     "slot read before it is filled": (
         make_plan(STEADY),
         without_waits(Lane.TARGET, "fetch/1/0"),
         None,
-        r"attend/1/0 reads slot\[0:1\] while it may still be written by round 0: fetch/1/0",
+        r"attend/1/0 reads slot 0\[0:1\] while it may still be written by round 0: fetch/1/0",
     ),
     "slot read before it is filled, across rounds": (
         make_plan(STEADY),
         without_waits(Lane.TARGET, "fetch/0/0"),
         None,
-        r"attend/0/0 reads slot\[0:1\] while it may still be written by round 0: fetch/0/0",
+        r"attend/0/0 reads slot 0\[0:1\] while it may still be written by round 0: fetch/0/0",
     ),
     "slot filled with something else": (
         make_plan(STEADY),
         lambda plan: with_task(plan, "fetch/1/1", slot=0, leaves=plan.by_name["fetch/1/0"].leaves),
         None,
-        r"attend/1/1 expects layer 1 seat 0 chunks 2:4 in slot\[1:2\] but finds layer 0 seat 0 chunks 2:4",
+        r"attend/1/1 expects layer 1 seat 0 chunks 2:4 in slot 1\[0:1\] but finds layer 0 seat 0 chunks 2:4",
     ),
     "tail reused before its copy to the host": (
         make_plan(PROMPT),
@@ -142,7 +142,7 @@ BROKEN: dict[str, tuple[Plan, Callable[[Plan], Plan], Plan | None, str]] = {
         make_plan(STEADY),
         lambda plan: plan,
         make_plan(round_spec(seat(streamed=5))),
-        r"round 1: fetch/0/2 expects chunk 4 in host/0/0\[4:5\] but finds nothing",
+        r"round 1: fetch/0/2 expects the chunk of that number in host/0/0\[4:5\] but finds nothing",
     ),
     "deadlock": (
         make_plan(STEADY),
@@ -177,7 +177,7 @@ BROKEN: dict[str, tuple[Plan, Callable[[Plan], Plan], Plan | None, str]] = {
     "a task on the wrong lane": (
         make_plan(STEADY),
         lambda plan: replace(
-            plan, steps=tuple(replace(s, lane=Lane.DRAFT) if s.name == "merge/1" else s for s in plan.steps)
+            plan, steps=tuple(s._replace(lane=Lane.DRAFT) if s.name == "merge/1" else s for s in plan.steps)
         ),
         None,
         "merge/1 is launched on the draft lane, not its own",
