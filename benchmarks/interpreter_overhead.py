@@ -13,7 +13,6 @@ import json
 import platform
 import statistics
 import time
-from dataclasses import replace
 
 import torch
 from torch import Tensor, fx, nn
@@ -70,15 +69,15 @@ def measure(layers: int, groups: int, slots: int, rounds: int) -> dict[str, floa
     run = HostStore(layout, 1 << 30, groups + 3).reserve(groups + 3)
     kv = SequenceKV(layout, groups + 3, 0, 3, store.take(3), run, length=groups, streamed=groups)
     seat = SeatSpec(0, 0, 3, groups, 0, groups, 1)
-    spec = RoundSpec(layers, slots, 1, layout.block_bytes, (seat,), True, 4)
+    spec = RoundSpec(layers, slots, 1, layout.block_bytes, (seat,), 0, 4)
     planner = Planner(model, CPU_PROFILE)
     idle = IdleAttention(store)
     executor = CpuExecutor(model, store, lambda spec, batch: idle, copy=lambda destination, source: None)
     inputs = {"input_ids": EMPTY, "logit_rows": ROWS}
     batch = RoundBatch(inputs, {0: SeatRows(kv, 0, 1)}, lambda logits: None, lambda step: None)
-    cold, planned_at = planner.plan(replace(spec, warm=False)), time.perf_counter()
-    warm, planned = planner.plan(spec), time.perf_counter()
-    planner.prove()
+    cold, start = planner.plan(spec), time.perf_counter()
+    warm, planned = planner.plan(spec.warm()), time.perf_counter()
+    planner.prove(warm)
     proven = time.perf_counter()
     executor.run(cold, cold.spec, batch)
     times = []
@@ -89,7 +88,7 @@ def measure(layers: int, groups: int, slots: int, rounds: int) -> dict[str, floa
     executor.close()
     return {
         "steps": len(warm.steps),
-        "plan_ms": (planned - planned_at) * 1e3,
+        "plan_ms": (planned - start) * 1e3,
         "proof_ms": (proven - planned) * 1e3,
         "median_us": statistics.median(times),
         "least_us": min(times),

@@ -38,6 +38,9 @@ class RoundBatch:
     """Called with the logits [R, vocab] when they are there."""
     draft: Callable[[int], None]
     """Called for each draft step after acceptance."""
+    work_ahead: Callable[[], bool] = lambda: False
+    """Does some of what the host could do for the next round while a device computes this one; False if nothing is
+    left. An executor without such a time need not call it."""
 
 
 def wanted_logits(logits: Tensor, batch: RoundBatch) -> Tensor:

@@ -124,13 +124,15 @@ def check_rounds(plans: Sequence[Plan]) -> None:
         InvalidPlan: with the round, the tasks and the region or event at fault.
     """
     machine = _Machine(slots=plans[0].spec.staging_slots)
-    _enter(machine, plans[0])
     target, draft = NUMBER[Lane.TARGET], NUMBER[Lane.DRAFT]
     carried: dict[str, Clock] = {}
     for number, plan in enumerate(plans):
         plan.validate()
         _check_bytes(plan, f"round {number}")
-        events = _carry_over(machine, plan, plans[number - 1] if number else None, carried, f"round {number}")
+        before = plans[number - 1] if number else None
+        _enter(machine, plan, before)
+        events = _carry_over(machine, plan, before, carried, f"round {number}")
+        dropped = _dropped(plan, plans[number + 1]) if number + 1 < len(plans) else set()
         draft_before = machine.issued[draft]
         for op, step_lane, name in plan.steps:
             where, lane = f"round {number}: {name}", NUMBER[step_lane]
@@ -139,6 +141,8 @@ def check_rounds(plans: Sequence[Plan]) -> None:
                 task = plan.by_name[name]
                 if lane_of(task) is not step_lane:
                     raise InvalidPlan(f"{where} is launched on the {step_lane.value} lane, not its own")
+                if name in dropped:
+                    task = task._replace(reads=(), expects=(), leaves=(Content(task.writes[0], "what is dropped"),))
                 done = machine.launch(task, where)
                 if lane == target and done[draft] > draft_before:
                     raise InvalidPlan(f"{where} waits for a draft task of its own round")
@@ -154,16 +158,28 @@ def check_rounds(plans: Sequence[Plan]) -> None:
         machine.slot_base = (machine.slot_base + plan.spec.num_fetches) % machine.slots
 
 
-def _enter(machine: _Machine, plan: Plan) -> None:
-    """What the rounds before have left behind: chunks on the host, chunks on the device."""
+def _enter(machine: _Machine, plan: Plan, before: Plan | None) -> None:
+    """What earlier rounds than `before` have left behind: chunks on the host, chunks on the device."""
+    seats_before = {seat.seat for seat in before.spec.seats} if before else set()
     for layer in range(plan.spec.num_layers):
         for seat in plan.spec.seats:
+            if seat.seat in seats_before:
+                continue
             run, device = seat.on_host, f"device/{layer}/{seat.seat}"
             machine.hold([Content(Region(f"host/{layer}/{seat.seat}", run.start, run.stop), IN_PLACE)])
             machine.hold([Content(Region(device, 0, min(seat.resident, seat.open + 1)), IN_PLACE)])
             for chunk in range(run.stop, seat.open + 1):
                 slot = seat.device_slot(chunk)
                 machine.hold([Content(Region(device, slot, slot + 1), f"chunk {chunk}")])
+
+
+def _ahead(plan: Plan) -> list[Task]:
+    return [task for task in plan.tasks if task.phase == "ahead"]
+
+
+def _dropped(plan: Plan, following: Plan) -> set[str]:
+    """Fetches for the next round that it does not count on: what they read may change while they read it."""
+    return {task.name for task in _ahead(plan)[following.spec.in_flight :]}
 
 
 def _carry_over(
@@ -173,9 +189,7 @@ def _carry_over(
     in_flight = [task for task in plan.tasks if task.phase == "before"]
     if before is None:
         return {task.name: machine.launch(task, f"{where}: {task.name}") for task in in_flight}
-    if not in_flight:
-        return {}
-    ahead = [task for task in before.tasks if task.phase == "ahead"]
+    ahead = _ahead(before)[: len(in_flight)]
     if [(t.layer, t.run) for t in ahead] != [(t.layer, t.run) for t in in_flight]:
         raise InvalidPlan(f"{where} counts on fetches that the round before did not issue")
     if missing := [t.name for t in ahead if t.name not in carried]:

@@ -59,8 +59,9 @@ class Step(NamedTuple):
 class Plan:
     """One round as executors run it.
 
-    Entry state: if `spec.warm`, the tasks with phase "before" have been launched by the round before, which called
-    them `ahead/...`, and their events carry over. Exit state: the tasks with phase "ahead", likewise.
+    Entry state: the first `spec.in_flight` fetches, with phase "before", have been launched by the round before, which
+    called them `ahead/...`, and their events carry over. What else it has fetched ahead is dropped: its slots are
+    filled anew. Exit state: the tasks with phase "ahead".
     """
 
     spec: RoundSpec
@@ -83,7 +84,7 @@ class Plan:
         """
         from specstream.check import check_rounds
 
-        if following is None and self.spec.warm and self.spec.entry == self.spec.exit:
+        if following is None and self.spec.entry == self.spec.exit:
             following = self
         check_rounds([self] if following is None else [self, following])
 

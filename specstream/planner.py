@@ -41,16 +41,18 @@ class Planner:
     profile: DeviceProfile
     draft_weight_bytes: int = 0
     num_planned: int = 0
+    num_ahead: int = 0
+    """Of these, how many were made while a round was computed, which delays nobody."""
     runner: PassRunner | None = None
     """Of the latest plan: what its passes did."""
     _plans: OrderedDict[RoundSpec, Plan] = field(default_factory=OrderedDict)
-    _unproven: list[Plan] = field(default_factory=list)
+    _unproven: set[RoundSpec] = field(default_factory=set)
 
     def bound(self, spec: RoundSpec) -> Plan:
         """The plan that a round of exactly this structure runs: that of its canonical form, on its own chunks."""
         first = round_passes(spec, self.profile, self.draft_weight_bytes)[:-1]
         plan = self.plan(spec.canonical())
-        self.prove()
+        self.prove(plan)
         return bind(plan, PassRunner("bound", None).run(first, self.model))
 
     def knows(self, spec: RoundSpec) -> bool:
@@ -64,25 +66,24 @@ class Planner:
             self.runner = PassRunner(f"round_{self.num_planned:04d}")
             self.num_planned += 1
             plan = self.runner.run(round_passes(spec, self.profile, self.draft_weight_bytes, prove=False), self.model)
-            self._unproven.append(plan)
+            self._unproven.add(spec)
             self._plans[spec] = plan
             if len(self._plans) > KEPT_PLANS:
-                self._plans.popitem(last=False)
+                self._unproven.discard(self._plans.popitem(last=False)[0])
         self._plans.move_to_end(spec)
         return plan
 
-    def prove(self) -> None:
-        """Proves what has been planned since the last time.
+    def prove(self, plan: Plan) -> None:
+        """Proves a plan, if that has not been done.
 
         Raises:
-            InvalidPlan: a plan is wrong; it will be made anew.
+            InvalidPlan: it is wrong; it will be made anew.
         """
-        while self._unproven:
-            plan = self._unproven[-1]
-            try:
-                plan.check()
-            except InvalidPlan:
-                self._plans.pop(plan.spec, None)
-                self._unproven.pop()
-                raise
-            self._unproven.pop()
+        if plan.spec not in self._unproven:
+            return
+        try:
+            plan.check()
+        except InvalidPlan:
+            del self._plans[plan.spec]
+            raise
+        self._unproven.remove(plan.spec)

@@ -238,8 +238,9 @@ def specs(draw: st.DrawFn) -> tuple[SeatSpec, ...]:
         tail = draw(st.sampled_from([3, 5]))
         resident, streamed = draw(st.integers(0, 3)), draw(st.integers(0, 9))
         offload = draw(st.integers(0, tail - 2)) if streamed or draw(st.booleans()) else 0
-        open_chunk = resident + streamed + draw(st.sampled_from([0, offload]))
-        seats.append(SeatSpec(number, resident, tail, streamed, offload, open_chunk, offload + 1))
+        behind = draw(st.sampled_from([0, offload]))  # full chunks before the open one
+        span = min(offload + 1, tail - behind)
+        seats.append(SeatSpec(number, resident, tail, streamed, offload, resident + streamed + behind, span))
     return tuple(seats)
 
 
@@ -253,7 +254,7 @@ def test_every_plan_of_every_structure_is_proven(
         replace(s, streamed=s.streamed + s.offload, offload=0, open=s.resident + s.streamed + s.offload, span=1)
         for s in seats
     )
-    plan.check(make_plan(replace(spec, seats=moved_on, warm=True)))
+    plan.check(make_plan(replace(spec, seats=moved_on).warm()))
 
 
 @pytest.mark.parametrize("spec", [STEADY, WRITING, PROMPT])

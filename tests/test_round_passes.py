@@ -163,4 +163,4 @@ def test_the_runner_records_and_dumps(tmp_path: Path) -> None:
 def test_a_plan_is_made_once_for_each_structure() -> None:
     planner = Planner(toy_model(2), CPU_PROFILE)
     assert planner.plan(SPEC) is planner.plan(replace(SPEC))
-    assert planner.plan(SPEC) is not planner.plan(replace(SPEC, warm=False))
+    assert planner.plan(SPEC) is not planner.plan(replace(SPEC, in_flight=1))
