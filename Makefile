@@ -5,7 +5,7 @@
 #   make test ARGS="-k sampling -x"      extra arguments for what runs: pytest, or specstream demo
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-long lint format typecheck-links clean clean-venv
+.PHONY: help setup demo test test-long memcheck lint format typecheck-links clean clean-venv
 
 ARGS ?=
 PIP_ARGS ?=
@@ -38,6 +38,17 @@ test: setup  ## run the tests, but for those marked long
 
 test-long: setup  ## run the tests marked long
 	$(PY) -m pytest -q -m long $(ARGS)
+
+# A few shapes of the kernels' tests on a CUDA device: those that capture no graph with each tensor in memory of its own,
+# so that reads and writes beyond its end show; those that do (an allocation may not be captured) in torch's pool.
+SANITIZER ?= compute-sanitizer
+MEMCHECK = $(SANITIZER) --tool memcheck --error-exitcode 1 --report-api-errors no $(PY) -m pytest -q
+memcheck: setup  ## run the kernels' tests under compute-sanitizer: needs a CUDA device and toolkit
+	PYTORCH_NO_CUDA_MEMORY_CACHING=1 $(MEMCHECK) tests/gpu/test_attention_kernels.py \
+	  -k "33-80-dtype or 16-100 or dtype0-7" $(ARGS)
+	PYTORCH_NO_CUDA_MEMORY_CACHING=1 $(MEMCHECK) tests/gpu/test_accept_kernels.py -k "uniform" $(ARGS)
+	$(MEMCHECK) tests/gpu/test_accept_kernels.py \
+	  -k "4-dtype1 or (proposing and 1-) or (settings and 96 and dtype0)" $(ARGS)
 
 lint: setup  ## ruff, mypy, and the links that mypy needs
 	$(PY) -m ruff check

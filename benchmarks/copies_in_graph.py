@@ -18,7 +18,7 @@ import torch
 
 from specstream.bench_machine import link_bandwidth
 from specstream.device_copy import Transfer
-from specstream.pinned import pinned_empty
+from specstream.pinned import Pinning
 from specstream.streams import new_stream, record
 
 TRIALS = 4
@@ -31,7 +31,7 @@ class Ring:
     def __init__(self, groups: int, size: int, slots: int) -> None:
         device = torch.device("cuda")
         self.groups, self.slots = groups, slots
-        self.host = pinned_empty((min(groups, 64), size), torch.uint8)
+        self.host = Pinning((min(groups, 64), size), torch.uint8, torch.device("cuda")).wait()
         self.ring = torch.empty(slots, size, dtype=torch.uint8, device=device)
         self.flags = torch.full((slots,), FREE, dtype=torch.int32, device=device)
         self.sums = torch.zeros(groups, dtype=torch.int64, device=device)

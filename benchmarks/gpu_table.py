@@ -2,9 +2,8 @@
 
     python benchmarks/gpu_table.py [--rows a,b-1x32K] [--redo] [--limit-seconds 1200] [--file FILE]
 
-Each run is a `specstream bench` command in a process of its own. What it measures is kept in the file as soon as it
-ends, and is not measured again without --redo; rows of one command share its run. A row that is compared with
-something measured elsewhere finds that under "baselines" in the file, by the row's name.
+Each run is a command in a process of its own: `specstream bench` or another script of this folder. What it measures is
+kept in the file as soon as it ends, and is not measured again without --redo; rows of one command share its run.
 """
 
 from __future__ import annotations
@@ -20,7 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-DEFAULT_FILE = Path(__file__).resolve().parent / "results" / "h200.json"
+FOLDER = Path(__file__).resolve().parent
+DEFAULT_FILE = FOLDER / "results" / "h200.json"
 
 
 @dataclass(frozen=True)
@@ -28,15 +28,13 @@ class Row:
     """One figure of one run."""
 
     command: str
-    """What follows `specstream bench`."""
+    """A script of this folder and its arguments, or what follows `specstream bench`."""
     figure: str
     """Its name in the run's JSON."""
     at_least: float | None = None
     at_most: float | None = None
     scale: float = 1.0
     """Factor on the figure before it is shown and compared."""
-    baseline_factor: float | None = None
-    """The figure is to be at most this times the row's baseline."""
 
 
 def bench_round(context: int, batch: int = 1, queries: int = 5, resident: str = "0", more: str = "") -> str:
@@ -46,6 +44,10 @@ def bench_round(context: int, batch: int = 1, queries: int = 5, resident: str = 
 
 K = 1024
 GENERATE = "generate --target qwen3-8b --dtype bfloat16"
+DRAFTED = "--draft qwen3-0.6b --draft-window 1024 --synthetic-acceptance-length 3"
+DRAFT_ALONE = f"generate --target qwen3-0.6b {DRAFTED} --context {4 * K} --resident all --new-tokens 192 --skip-prefill"
+RESIDENT = f"resident_baseline.py --context {K}"
+DIVERGENCE = "bfloat16_divergence.py --depth 1 4 16"
 ROWS = {
     "a-1x32K": Row(bench_round(32 * K), "link_utilization", at_least=0.98),
     "a-8x16K": Row(bench_round(16 * K, 8), "link_utilization", at_least=0.99),
@@ -62,11 +64,25 @@ ROWS = {
     ),
     "e-1x32K": Row(bench_round(32 * K), "launch_ms", at_most=1.0),
     "f-1x32K": Row(bench_round(32 * K, more="--commit-every 4"), "slowest_changed_over_median", at_most=1.05),
-    "g-1x1K": Row(bench_round(K, queries=1, resident="all"), "round_ms", baseline_factor=1.0),
-    "h-8x32K": Row(bench_round(32 * K, 8, resident="all"), "round_ms", baseline_factor=1.0),
+    "g-graph": Row(RESIDENT, "over_graph", at_most=1.03),
+    "g-weights": Row(RESIDENT, "over_weights", at_most=1.43),
+    "h-8x32K": Row(f"attention_kernels.py --shape 8x{32 * K}x5", "over_copy", at_most=1.5),
+    "i-draft": Row(f"{DRAFT_ALONE} --temperature 0.8 --top-p 0.9", "draft_step_ms", at_most=1.25),
+    "j-32K": Row(f"prefill_baseline.py --context {32 * K}", "over_resident", at_most=1.15),
+    "j-128K": Row(f"prefill_baseline.py --context {128 * K}", "over_resident", at_most=1.15),
     "k-1x32K": Row(bench_round(32 * K), "peak_device_bytes", scale=1 / K**3),
+    "k-1x128K": Row(
+        f"{GENERATE} {DRAFTED} --context {128 * K} --new-tokens 64 --memory-cap 22GiB",
+        "peak_device_bytes",
+        at_most=22,
+        scale=1 / K**3,
+    ),
+    "l-1x32K": Row(f"offloaded_baseline.py --context {32 * K}", "times_faster", at_least=7),
+    "n-logits": Row(DIVERGENCE, "streamed_difference"),
+    "n-texts": Row(DIVERGENCE, "beyond_near_ties", at_most=0),
 }
-"""Link utilization but for: e, h, g in ms; f, a quotient; k in GiB."""
+"""Link utilization but for: e and i in ms, k in GiB, n-logits a difference of logits, n-texts a count; f, g, h, j and l
+are quotients."""
 
 
 def chosen(names: str | None) -> dict[str, Row]:
@@ -79,9 +95,9 @@ def chosen(names: str | None) -> dict[str, Row]:
 
 
 def read(file: Path) -> dict[str, Any]:
-    """The file's runs by command, and its baselines by row."""
+    """The file, with its runs by command."""
     kept = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    return {"runs": {}, "baselines": {}} | kept
+    return {"runs": {}} | kept
 
 
 def keep(file: Path, command: str, result: dict[str, Any]) -> None:
@@ -94,11 +110,17 @@ def keep(file: Path, command: str, result: dict[str, Any]) -> None:
     beside.replace(file)
 
 
+def python_arguments(command: str) -> list[str]:
+    """What Python is started with for a row's command."""
+    first, *rest = command.split()
+    return [str(FOLDER / first), *rest] if first.endswith(".py") else ["-m", "specstream", "bench", first, *rest]
+
+
 def measure(command: str) -> dict[str, Any]:
     """Runs a command; its figures, or what it said when it failed under "error"."""
     with tempfile.TemporaryDirectory() as folder:
         figures = Path(folder) / "figures.json"
-        asked = [sys.executable, "-m", "specstream", "bench", *command.split(), "--json", str(figures)]
+        asked = [sys.executable, *python_arguments(command), "--json", str(figures)]
         done = subprocess.run(asked, env=os.environ | {"PYTHONSAFEPATH": "1"}, stderr=subprocess.PIPE, text=True)
         if done.returncode == 0:
             result: dict[str, Any] = json.loads(figures.read_text(encoding="utf-8"))
@@ -107,14 +129,14 @@ def measure(command: str) -> dict[str, Any]:
         return {"error": lines[-1] if lines else f"exit status {done.returncode}"}
 
 
-def table(rows: dict[str, Row], kept: dict[str, Any]) -> str:
+def table(rows: dict[str, Row], runs: dict[str, dict[str, Any]]) -> str:
     """The rows as a markdown table."""
     lines = ["| row | figure | | bar | met |", "|---|---|---|---|---|"]
     for name, row in rows.items():
-        run, bar = kept["runs"].get(row.command), _bar(name, row, kept["baselines"])
+        run = runs.get(row.command)
         value = (run or {}).get(row.figure)
         shown = f"{value * row.scale:.4g}" if value is not None else _missing(run)
-        lines.append(f"| {name} | {row.figure} | {shown} | {bar} | {_met(name, row, value, kept['baselines'])} |")
+        lines.append(f"| {name} | {row.figure} | {shown} | {_bar(row)} | {_met(row, value)} |")
     return "\n".join(lines)
 
 
@@ -124,25 +146,18 @@ def _missing(run: dict[str, Any] | None) -> str:
     return f"failed: {run['error']}" if "error" in run else "not known"
 
 
-def _limits(name: str, row: Row, baselines: dict[str, float]) -> tuple[float | None, float | None]:
-    if row.baseline_factor is not None and name in baselines:
-        return row.at_least, row.baseline_factor * baselines[name]
-    return row.at_least, row.at_most
+def _bar(row: Row) -> str:
+    bars = [f">= {row.at_least:.4g}"] if row.at_least is not None else []
+    bars += [f"<= {row.at_most:.4g}"] if row.at_most is not None else []
+    return " and ".join(bars) or "none"
 
 
-def _bar(name: str, row: Row, baselines: dict[str, float]) -> str:
-    least, most = _limits(name, row, baselines)
-    bars = [f">= {least:.4g}"] if least is not None else []
-    bars += [f"<= {most:.4g}"] if most is not None else []
-    return " and ".join(bars) or ("no baseline yet" if row.baseline_factor is not None else "none")
-
-
-def _met(name: str, row: Row, value: float | None, baselines: dict[str, float]) -> str:
-    least, most = _limits(name, row, baselines)
-    if value is None or (least is None and most is None):
+def _met(row: Row, value: float | None) -> str:
+    if value is None or (row.at_least is None and row.at_most is None):
         return ""
     scaled = value * row.scale
-    return "yes" if (least is None or scaled >= least) and (most is None or scaled <= most) else "no"
+    above = row.at_least is None or scaled >= row.at_least
+    return "yes" if above and (row.at_most is None or scaled <= row.at_most) else "no"
 
 
 def main() -> None:
@@ -160,13 +175,13 @@ def main() -> None:
         if time.monotonic() - started > arguments.limit_seconds:
             print(f"--limit-seconds: not begun: {command}", file=sys.stderr)
             continue
-        print(f"\nspecstream bench {command}", flush=True)
+        print("\n" + " ".join(["python", *python_arguments(command)]), flush=True)
         result = measure(command)
         if "error" in result:
             print(f"failed: {result['error']}", file=sys.stderr)
         if "error" not in result or "error" in known:
             keep(arguments.file, command, result)
-    print("\n" + table(rows, read(arguments.file)))
+    print("\n" + table(rows, read(arguments.file)["runs"]))
 
 
 if __name__ == "__main__":

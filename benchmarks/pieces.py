@@ -1,11 +1,12 @@
 """What the target's pieces cost without their attention: milliseconds a pass, interpreted and compiled.
 
-    python benchmarks/pieces.py [--rows 2 8 40 264] [--fuse] [--fixed] [--setting max_autotune_gemm=1] [--json]
+    python benchmarks/pieces.py [--rows 2 8 40 264] [--preset NAME] [--fixed] [--setting max_autotune_gemm=1] [--json]
 
 Needs a CUDA device. The pieces are those of a random model of Qwen3-8B's shape in bfloat16; in place of an attention
 its queries are copied. A pass over all pieces is one CUDA graph; a figure is the least of several replays. The floor is
-the time that reading all weights but the embedding table takes at the rate at which the device copies. `--fuse` also
-measures q, k and v as one product, `--fixed` code for each number of rows apart.
+the time that reading all weights but the embedding table takes at the rate at which the device copies. `compiled` is
+what Inductor makes of the pieces by itself, `grouped` with linear maps of one input as one call, as the engine runs
+them; `--fixed` also measures code for each number of rows apart.
 """
 
 from __future__ import annotations
@@ -22,34 +23,35 @@ from torch import Tensor, nn
 from specstream.capture import capture
 from specstream.compiler import model_passes
 from specstream.graph import AttentionSite, PartitionedModel
-from specstream.models.presets import dummy_model, preset_config
+from specstream.models.presets import PRESETS, dummy_model, preset_config
+from specstream.ops import token_major
 from specstream.passes.compile_pieces import CompilePieces
-from specstream.passes.fuse_projections import FuseProjections
+from specstream.passes.group_linears import GroupLinears
 from specstream.pipeline import PassRunner
 from specstream.probe import run_pieces
 
-PRESET = "qwen3-8b"
 REPLAYS = 20
 MAX_MODEL_LEN = 32_768
 LOGIT_ROWS = 40
 """At most: a prompt's rows need no logits but the last one's."""
 
 
-def build(layers: int) -> nn.Module:
-    """A random model of Qwen3-8B's shape, on the device."""
-    config: Any = preset_config(PRESET, MAX_MODEL_LEN)[0]
-    config.num_hidden_layers, config.layer_types = layers, config.layer_types[:layers]
+def build(preset: str, layers: int | None) -> nn.Module:
+    """A random model of a preset's shape, of so many of its layers, on the device."""
+    config: Any = preset_config(preset, MAX_MODEL_LEN)[0]
+    if layers is not None:
+        config.num_hidden_layers, config.layer_types = layers, config.layer_types[:layers]
     return dummy_model(config, torch.bfloat16, "cuda")
 
 
 def cut(model: nn.Module) -> PartitionedModel:
-    captured = capture(model, name=PRESET, max_model_len=MAX_MODEL_LEN)
+    captured = capture(model, name="model", max_model_len=MAX_MODEL_LEN)
     partitioned: PartitionedModel = PassRunner("pieces").run(model_passes(MAX_MODEL_LEN), captured)
     return partitioned
 
 
 def copy_queries(site: AttentionSite, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return q.clone(memory_format=torch.contiguous_format)
+    return token_major(q).copy_(q)
 
 
 def one_pass(partitioned: PartitionedModel, rows: int) -> Callable[[], Tensor]:
@@ -105,26 +107,28 @@ def setting(text: str) -> tuple[str, Any]:
 
 @torch.inference_mode()
 def run(
-    layers: int, all_rows: Sequence[int], fuse: bool, fixed: bool, settings: tuple[tuple[str, Any], ...]
+    preset: str, layers: int | None, all_rows: Sequence[int], fixed: bool, settings: tuple[tuple[str, Any], ...]
 ) -> dict[str, Any]:
     started = time.perf_counter()
-    model = build(layers)
+    model = build(preset, layers)
     plain = cut(model)
     captured = time.perf_counter()
-    compile_pieces, join = CompilePieces(settings=settings), FuseProjections()
-    variants = {"interpreted": plain, "compiled": PassRunner("pieces").run((compile_pieces,), plain)}
-    if fuse:
-        variants["joined"] = PassRunner("pieces").run((join, compile_pieces), plain)
+    compile_pieces = CompilePieces(settings=settings)
+    variants = {
+        "interpreted": plain,
+        "compiled": PassRunner("pieces").run((compile_pieces,), plain),
+        "grouped": PassRunner("pieces").run((GroupLinears(), compile_pieces), plain),
+    }
     embedding = model.get_parameter("model.embed_tokens.weight")  # only the rows of the tokens are read
     read = plain.weight_bytes - embedding.nbytes
     result: dict[str, Any] = {
         "device": torch.cuda.get_device_name(),
         "torch": torch.__version__,
-        "layers": layers,
+        "preset": preset,
+        "layers": plain.spec.num_layers,
         "seconds_to_build_and_capture": captured - started,
         "seconds_to_compile": time.perf_counter() - captured,
         "weight_bytes_without_embedding": read,
-        "bytes_of_joined_weights": join.extra_bytes(plain),
         "floor_ms": read / bytes_per_millisecond(),
         "rows": {},
     }
@@ -132,26 +136,26 @@ def run(
         figures = {name: measure(pieces, rows) for name, pieces in variants.items()}
         if fixed:
             step = CompilePieces(rows=rows, logit_rows=min(rows, LOGIT_ROWS), settings=settings)
-            figures["fixed"] = measure(PassRunner("pieces").run((step,), plain), rows)
+            figures["fixed"] = measure(PassRunner("pieces").run((GroupLinears(), step), plain), rows)
         result["rows"][rows] = figures
     return result
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--layers", type=int, default=36)
+    parser.add_argument("--preset", choices=PRESETS, default="qwen3-8b", help="shape of the model (qwen3-8b)")
+    parser.add_argument("--layers", type=int, help="as many of its layers (all)")
     parser.add_argument("--rows", type=int, nargs="+", default=[2, 8, 40, 264])
-    parser.add_argument("--fuse", action="store_true", help="also with joined projections")
     parser.add_argument("--fixed", action="store_true", help="also compile for each number of rows apart")
     parser.add_argument("--setting", type=setting, action="append", default=[], help="Inductor's, as NAME=JSON")
     parser.add_argument("--json", action="store_true", help="print JSON")
     arguments = parser.parse_args()
-    result = run(arguments.layers, arguments.rows, arguments.fuse, arguments.fixed, tuple(arguments.setting))
+    result = run(arguments.preset, arguments.layers, arguments.rows, arguments.fixed, tuple(arguments.setting))
     if arguments.json:
         print(json.dumps(result))
         return
     print(
-        f"{result['device']}, torch {result['torch']}, {result['layers']} layers: "
+        f"{result['device']}, torch {result['torch']}, {result['preset']}, {result['layers']} layers: "
         f"capture {result['seconds_to_build_and_capture']:.0f} s, compile {result['seconds_to_compile']:.0f} s; "
         f"{result['weight_bytes_without_embedding'] / 1e9:.2f} GB of weights, floor {result['floor_ms']:.2f} ms"
     )

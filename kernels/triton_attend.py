@@ -1,10 +1,10 @@
 """Partial attention of a round's rows over blocks of the KV store, for CUDA devices (Triton).
 
 A round's rows of different requests, the *seats*, lie side by side. One launch attends, for every seat, to the keys of
-its listed blocks, cut into `splits` equal parts, and leaves one partial result a split; `triton_merge` puts them
-together. Given the round's own K and V, one more part attends to them under the ancestor mask and writes them into
-the store. Nothing is allocated and the host reads nothing, so that launches can be captured in a CUDA graph (after
-one that compiles the kernel) and replayed with other rows, lengths and tables.
+its listed blocks, cut into `splits` equal parts, and leaves one partial result a split; `triton_merge` puts those of
+several launches together. Given the round's own K and V, one more part attends to them under the ancestor mask and
+writes them into the store. Nothing is allocated and the host reads nothing, so that launches can be captured in a CUDA
+graph (after one that compiles the kernel) and replayed with other rows, lengths and tables.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ class Seats:
     """[seats, max_blocks]: the blocks of its keys in order. What is listed beyond `key_count` keys is never read."""
     key_count: Tensor
     """[seats]: keys that all its rows see, the first ones of the listed blocks."""
+    first_part: Tensor
+    """[seats]: which partial result of the seat's rows the first split is."""
 
 
 @dataclass(frozen=True)
@@ -70,9 +72,9 @@ def attend(
             written into it; no listed key may be one of them.
         scale: factor on the scores, above 0.
         tiling: see `choose_tiling`; made for at least the rows that any seat will have.
-        parts: written for the rows of seats, other rows are left as they are. out: float32
-            [parts, num_heads, rows, head_dim], lse: float32 [parts, num_heads, rows], natural logarithm, both
-            contiguous; parts is `tiling.splits`, one more with `own`. A row that saw no key has 0 and -inf.
+        parts: out float32 [parts, num_heads, rows, head_dim] and lse float32 [parts, num_heads, rows], natural
+            logarithm, both contiguous. For the rows of a seat those from `seats.first_part` on are written, as many
+            as `tiling.splits`, one more with `own`; the rest is left as it is. A row that saw no key has 0 and -inf.
         own: the round's own rows, at most `MAX_OWN_ROWS` a seat.
     """
     num_heads, num_rows, head_dim = query.shape
@@ -81,8 +83,9 @@ def attend(
     assert kv.is_contiguous()
     assert parts.out.is_contiguous()
     assert parts.lse.is_contiguous()
-    assert parts.out.shape == (num_parts, num_heads, num_rows, head_dim)
-    assert parts.lse.shape == (num_parts, num_heads, num_rows)
+    assert parts.out.shape == (len(parts.out), num_heads, num_rows, head_dim)
+    assert parts.lse.shape == parts.out.shape[:3]
+    assert len(parts.out) >= num_parts
     assert query.stride(2) == seats.block_table.stride(1) == 1
     if own is not None:
         assert own.key.stride(2) == own.value.stride(2) == own.append_table.stride(1) == 1
@@ -96,6 +99,7 @@ def attend(
         seats.row_count,
         seats.block_table,
         seats.key_count,
+        seats.first_part,
         given.key,
         given.value,
         given.ancestors,
@@ -137,6 +141,7 @@ def _attend_kernel(
     row_count: tl.tensor,
     block_table: tl.tensor,
     key_count: tl.tensor,
+    first_part: tl.tensor,
     own_key: tl.tensor,
     own_value: tl.tensor,
     ancestors: tl.tensor,
@@ -247,7 +252,8 @@ def _attend_kernel(
     saw = total != 0.0  # also of NaN, which must not pass for a row that saw nothing
     out = acc / tl.where(saw, total, 1.0)[:, None]
     lse = tl.where(saw, top * scale + tl.log(tl.where(saw, total, 1.0)), float("-inf"))
-    part_row = (split.to(tl.int64) * (KV_HEADS * GROUP) + head) * num_rows + row
+    part = (tl.load(first_part + seat) + split).to(tl.int64)
+    part_row = (part * (KV_HEADS * GROUP) + head) * num_rows + row
     tl.store(part_out + (part_row * HEAD_DIM)[:, None] + dim[None, :], out, mask=row_mask)
     tl.store(part_lse + part_row, lse, mask=row_valid)
 

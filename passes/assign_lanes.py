@@ -97,13 +97,15 @@ def _needed_waits(ir: RoundGraph, order: list[Task]) -> dict[str, list[str]]:
     """For each task that must wait, the events.
 
     A clock has, for each lane in the order of `Lane`, the place in `order` of the latest task there that is certain
-    to be done.
+    to be done. That an offload is done proves nothing of other tasks: a round of the same canonical form may have
+    nothing to write out, and its plan must be right without it.
     """
     number = {lane: index for index, lane in enumerate(Lane)}
     lane_clock = [[-1] * len(number) for _ in number]
     lane_at: dict[str, tuple[int, int]] = {}
     """Of tasks by name: lane, and place in the order."""
     clock_of: dict[str, list[int]] = {}
+    offloads_done: list[set[str]] = [set() for _ in number]
     waits: dict[str, list[str]] = {}
     for position, task in enumerate(order):
         lane = number[lane_of(task)]
@@ -111,7 +113,11 @@ def _needed_waits(ir: RoundGraph, order: list[Task]) -> dict[str, list[str]]:
         latest: dict[int, tuple[int, str]] = {}
         for name in ir.before[task.name]:
             other, at = lane_at[name]
-            if at > clock[other] and (other not in latest or at > latest[other][0]):
+            if other == number[Lane.STORE] != lane:
+                if name not in offloads_done[lane]:
+                    waits.setdefault(task.name, []).append(name)
+                    offloads_done[lane].add(name)
+            elif at > clock[other] and (other not in latest or at > latest[other][0]):
                 latest[other] = at, name
         for at, name in sorted(latest.values(), reverse=True):
             if clock[lane_at[name][0]] < at:  # else one of the events before implies it

@@ -58,7 +58,7 @@ class CompilePieces:
 
     Pieces whose graphs differ in nothing but names and weights are of one kind: one compilation, with weights as
     inputs. The code has no guards, makes no streams or events, and can be captured in a CUDA graph once it has run
-    on that device. Attention outputs must be contiguous, as `stream_verify`'s are. Inductor fuses, so that half
+    on that device. Attention outputs must be `token_major`, as `stream_verify`'s are. Inductor fuses, so that half
     precision is rounded less often than in the interpreted piece: results are as exact, but not the same bits.
     """
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from specstream.graph import PartitionedModel
 from specstream.round_graph import IN_PLACE, Content, Region, RoundGraph, Task, TaskKind
-from specstream.round_spec import ChunkRun, RoundSpec, SeatSpec
+from specstream.round_spec import PROMPT_SLOTS, ChunkRun, RoundSpec, SeatSpec
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,12 @@ class ExpandFetches:
         for layer, site in enumerate(model.sites):
             yield self._piece(model, layer)
             operands = (_value(site.query), _value(site.key), _value(site.value))
-            written = [_device(layer, seat, chunk) for seat in spec.seats for chunk in _appended(seat)]
+            written = [content for seat in spec.seats for content in _appended(layer, seat)]
+            begun = [region for seat in spec.seats for region in _taken_over(layer, seat)]
             yield Task(
                 f"append/{layer}",
                 TaskKind.APPEND,
-                reads=operands[1:],
+                reads=(*operands[1:], *begun),
                 writes=tuple(c.region for c in written),
                 leaves=tuple(written),
                 layer=layer,
@@ -52,6 +53,7 @@ class ExpandFetches:
                 if seat.offload:
                     yield self._offload(layer, seat)
             local = [content for seat in spec.seats for content in _on_device(layer, seat)]
+            chunks = sum(content.region.stop - content.region.start for content in local)
             yield Task(
                 f"local/{layer}",
                 TaskKind.LOCAL,
@@ -59,7 +61,7 @@ class ExpandFetches:
                 writes=(Region("state"),),
                 expects=tuple(local),
                 layer=layer,
-                memory_bytes=sum(c.region.stop - c.region.start for c in local) * spec.bytes_per_chunk,
+                memory_bytes=chunks * spec.bytes_per_chunk,
             )
             for group, run in enumerate(spec.groups):
                 phase = "before" if fetch_index < issued_before else "now"
@@ -108,14 +110,15 @@ class ExpandFetches:
 
     def _offload(self, layer: int, seat: SeatSpec) -> Task:
         run = seat.offloaded
-        source = [_device(layer, seat, chunk) for chunk in range(run.start, run.stop)]
+        in_blocks = tuple(_device(layer, seat, chunk) for chunk in range(run.start, run.stop))
+        source = _buffered(layer, seat)[:1] or in_blocks
         host = _host(layer, run)
         return Task(
             f"offload/{layer}/{seat.seat}",
             TaskKind.OFFLOAD,
             reads=tuple(c.region for c in source),
             writes=(host.region,),
-            expects=tuple(source),
+            expects=source,
             leaves=(host,),
             layer=layer,
             run=run,
@@ -172,13 +175,34 @@ def _staged(layer: int, run: ChunkRun, slot: int) -> Content:
     return Content(Region("slot", slot, slot + 1), f"layer {layer} {run}")
 
 
-def _appended(seat: SeatSpec) -> range:
-    return range(seat.open, seat.open + seat.span)
+def _buffered(layer: int, seat: SeatSpec) -> tuple[Content, ...]:
+    """What the prompt buffer holds of a seat: the chunks that are written out, then the one that stays, if any."""
+    if seat.buffer_start is None:
+        return ()
+    contents = []
+    for run in (seat.offloaded, seat.kept):
+        if run.count:
+            start = seat.buffer_start + run.start - seat.buffered.start
+            region = Region(f"prompt/{layer % PROMPT_SLOTS}", start, start + run.count)
+            contents.append(Content(region, f"layer {layer} {run}"))
+    return tuple(contents)
+
+
+def _taken_over(layer: int, seat: SeatSpec) -> tuple[Region, ...]:
+    """The open chunk in the tail, whose tokens the append copies to the prompt buffer."""
+    continues = seat.buffered.count > 0 and seat.open == seat.buffered.start
+    return (_device(layer, seat, seat.open).region,) if continues else ()
+
+
+def _appended(layer: int, seat: SeatSpec) -> list[Content]:
+    """What the append leaves: chunks in the seat's own blocks, and in the prompt buffer."""
+    own = [*range(seat.open, seat.buffered.start), *range(seat.kept.start, seat.kept.stop)]
+    return [*(_device(layer, seat, chunk) for chunk in own), *_buffered(layer, seat)]
 
 
 def _on_device(layer: int, seat: SeatSpec) -> list[Content]:
     """What the local part reads: the resident chunks, and those after what is fetched, the appended included."""
     end = seat.open + seat.span
     resident = Content(Region(f"device/{layer}/{seat.seat}", 0, min(seat.resident, end)), IN_PLACE)
-    rest = [_device(layer, seat, chunk) for chunk in range(seat.on_host.stop, end)]
-    return [resident, *rest] if seat.resident else rest
+    own = [_device(layer, seat, chunk) for chunk in range(seat.on_host.stop, seat.buffered.start)]
+    return [*([resident] if seat.resident else []), *own, *_buffered(layer, seat)]

@@ -19,7 +19,7 @@ from specstream.errors import InvalidOption, UnsupportedModel
 from specstream.executor import CpuExecutor, Executor
 from specstream.graph import ModelSpec, PartitionedModel
 from specstream.kv import DeviceStore, HostStore
-from specstream.memory import MemoryPlan, plan_memory, resolve_max_model_len
+from specstream.memory import MemoryPlan, plan_memory, resolve_batched_tokens, resolve_max_model_len
 from specstream.models.load import load_model
 from specstream.models.rope import inherited_rope, max_positions
 from specstream.options import Options
@@ -106,7 +106,8 @@ def _captured(role: str, model: nn.Module, name: str, max_model_len: int | None,
         if partitioned.spec.device.type == "cpu":
             return partitioned
         verified = options.max_num_seqs * (options.num_speculative_tokens + 1)
-        most_rows = max(options.max_num_batched_tokens + verified, options.max_num_seqs * FEED_TOKENS)
+        batched = resolve_batched_tokens(options, own_device=True)
+        most_rows = max(batched + verified, options.max_num_seqs * FEED_TOKENS)
         return lower_model(model, partitioned, max_model_len, role, most_rows)
     except UnsupportedModel as error:
         raise UnsupportedModel(f"{role} {error.module}".rstrip(), error.reason, error.way_out) from error
@@ -140,7 +141,7 @@ def build_engine(
         weights=target.weight_bytes,
         draft_weights=draft.weight_bytes if draft else 0,
         draft_kv=options.max_num_seqs * drafter_kind.bytes_per_seat(draft, window) if draft else 0,
-        free_device=torch.cuda.mem_get_info(device)[0] if on_cuda else None,
+        free_device=_free_on(device) if on_cuda else None,
     )
     store = DeviceStore(
         memory.layout,
@@ -149,12 +150,24 @@ def build_engine(
         memory.chunks_per_group,
         target.spec.device,
         options.debug,
+        memory.prompt_chunks,
     )
-    host = HostStore(memory.layout, memory.host_budget, memory.extent_chunks, options.debug, pinned=on_cuda)
+    pinned_for = device if on_cuda else None
+    host = HostStore(memory.layout, memory.host_budget, memory.extent_chunks, options.debug, pinned_for)
+    if memory.streams:
+        host.prepare()
     drafter = drafter_kind(draft, window, target.spec.vocab_size, options.max_num_seqs) if draft else None
     planner = Planner(target, CUDA_PROFILE if on_cuda else CPU_PROFILE, memory.draft_weights)
     executor = _executor(target, store, memory)
     return Engine(options, memory, planner, executor, host, drafter, tokenizer, generation_config)
+
+
+def _free_on(device: torch.device) -> int:
+    """Bytes that tensors can still take on a CUDA device: what nobody has or torch keeps unused, up to torch's cap."""
+    free, total = torch.cuda.mem_get_info(device)
+    used = torch.cuda.memory_allocated(device)
+    cap = int(torch.cuda.get_per_process_memory_fraction(device) * total)
+    return max(0, min(free + torch.cuda.memory_reserved(device) - used, cap - used))
 
 
 def _executor(target: PartitionedModel, store: DeviceStore, memory: MemoryPlan) -> Executor:

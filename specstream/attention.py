@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from specstream.batch import RoundBatch, SeatRows
+from specstream.chunk_views import chunk_views, join_chunks, own_block, write_rows
 from specstream.graph import AttentionSpec
 from specstream.kernels.attention import (
     AttentionState,
@@ -17,7 +18,9 @@ from specstream.kernels.attention import (
     partial_attention,
     unpack_output,
 )
+from specstream.kernels.flash import flash_attention
 from specstream.kv import DeviceStore
+from specstream.ops import token_major
 from specstream.round_spec import ChunkRun, SeatSpec
 
 Rows = dict[int, tuple[SeatSpec, SeatRows]]
@@ -58,33 +61,36 @@ class LayerAttention:
         """Writes the rows' K and V, [1, kv_heads, N, head_dim], into their device chunks."""
         tokens = self.store.layout.chunk_tokens
         for spec, rows in seats.values():
-            position, row = rows.kv.length, rows.start
-            while row < rows.stop:
-                offset = position % tokens
-                count = min(tokens - offset, rows.stop - row)
-                block = self.store.blocks[layer, rows.kv.blocks[spec.device_slot(position // tokens)]]
-                block[0, :, offset : offset + count] = key[0, :, row : row + count]
-                block[1, :, offset : offset + count] = value[0, :, row : row + count]
-                position, row = position + count, row + count
+            kv, written = rows.kv, slice(rows.start, rows.stop)
+            open_chunk, offset = kv.length // tokens, kv.length % tokens
+            buffered = chunk_views(self.store, layer, spec, kv, spec.buffered)
+            if buffered and self.store.debug:
+                buffered[0].fill_(float("nan"))
+            if buffered and offset and open_chunk == spec.buffered.start:
+                buffered[0][0] = own_block(self.store, layer, spec, kv, open_chunk)
+            touched = range(open_chunk, -(-(kv.length + rows.count) // tokens))
+            views = chunk_views(self.store, layer, spec, kv, touched)
+            write_rows(views, offset, key[0, :, written], value[0, :, written])
+            for chunk in spec.kept:
+                kept = buffered[0][chunk - spec.buffered.start]
+                own_block(self.store, layer, spec, kv, chunk).copy_(kept)
 
     def local(self, layer: int, query: Tensor, attention: AttentionSpec, seats: Rows) -> None:
         """Starts each seat's state with what is on the device: whole chunks, then causally the open ones."""
         tokens = self.store.layout.chunk_tokens
-        blocks = self.store.blocks[layer]
         for seat, (spec, rows) in seats.items():
-            packed = pack_query(query[0, :, rows.start : rows.stop], attention.num_kv_heads)
+            own = query[0, :, rows.start : rows.stop]
             open_chunk = rows.kv.length // tokens
             end = rows.kv.length + rows.count
+            fresh = chunk_views(self.store, layer, spec, rows.kv, range(open_chunk, -(-end // tokens)))
+            key, value = (kv[:, : end - open_chunk * tokens] for kv in join_chunks(fresh))
+            state = flash_attention(own, key, value, attention.scale, causal=True)
+            packed = pack_query(own, attention.num_kv_heads)
+            state = AttentionState(state.out.reshape(packed.shape), state.lse.reshape(packed.shape[:2]))
             past = [*range(min(spec.resident, open_chunk)), *range(spec.on_host.stop, open_chunk)]
-            fresh = [blocks[rows.kv.blocks[spec.device_slot(c)]] for c in range(open_chunk, -(-end // tokens))]
-            key = torch.cat([b[0] for b in fresh], dim=1)[:, : end - open_chunk * tokens]
-            value = torch.cat([b[1] for b in fresh], dim=1)[:, : end - open_chunk * tokens]
-            places = torch.arange(key.shape[1], device=key.device) + open_chunk * tokens
-            own = torch.arange(rows.count, device=key.device) + rows.kv.length
-            causal = (places <= own[:, None]).repeat(attention.num_heads // attention.num_kv_heads, 1)[:, None]
-            state = partial_attention(packed, key[None], value[None], attention.scale, causal)
             if past:
-                kv = _select(blocks, [rows.kv.blocks[spec.device_slot(c)] for c in past])
+                views = chunk_views(self.store, layer, spec, rows.kv, past)
+                kv = views[0] if len(views) == 1 else torch.cat(views)
                 state = merge_states(state, partial_attention(packed, kv[:, 0], kv[:, 1], attention.scale))
             self.states[seat] = state
 
@@ -101,7 +107,7 @@ class LayerAttention:
 
     def merge(self, query: Tensor, attention: AttentionSpec, seats: Rows) -> Tensor:
         """The attention's output, [1, num_heads, N, head_dim] in the query's dtype; zeros for padding."""
-        out = torch.zeros_like(query, memory_format=torch.contiguous_format)
+        out = token_major(query).zero_()
         for seat, (_, rows) in seats.items():
             state = self.states.pop(seat)
             out[0, :, rows.start : rows.stop] = unpack_output(state.out, attention.num_heads)
@@ -109,11 +115,3 @@ class LayerAttention:
 
     def forget(self) -> None:
         self.states.clear()
-
-
-def _select(blocks: Tensor, indices: list[int]) -> Tensor:
-    """Blocks by index: a view if they are neighbours, else a copy."""
-    first, count = indices[0], len(indices)
-    if indices == list(range(first, first + count)):
-        return blocks[first : first + count]
-    return blocks[indices]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 import torch
@@ -13,12 +14,12 @@ from specstream.kernel_attention import KernelAttention
 from specstream.kernels.triton_attend import MAX_OWN_ROWS
 from specstream.kv import DeviceStore
 from specstream.round_spec import ChunkRun, RoundSpec, SeatSpec
-from specstream.round_tables import RoundTables, TableSizes
+from specstream.round_tables import RoundTables, TableSizes, Tilings
 
 LEAST_HEAD_DIM = 16
 KERNEL_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 ROW_STEP = 8
-"""Rows are padded to a multiple of it, so that few sizes occur."""
+"""Rows are padded to a multiple of it, or to 2 or 4, so that few sizes occur."""
 
 
 @dataclass
@@ -60,21 +61,26 @@ class KernelChoice:
         sizes = self.sizes(seats, groups, batch)
         attention = self._made.get(sizes)
         if attention is None:
-            tables = RoundTables(sizes, self.store.device)
-            most_rows = min(MAX_OWN_ROWS, sizes.rows)
-            attention = KernelAttention(self.store, tables, self.model.attentions[0], most_rows)
-            self._made[sizes] = attention
+            own = self.model.attentions[0]
+            tilings = Tilings.of(sizes, layout, own.num_heads)
+            tables = RoundTables(sizes, tilings, self.store.device)
+            attention = self._made[sizes] = KernelAttention(self.store, tables, own, tilings)
         attention.tables.fill(seats, groups, batch, self.store.layout.chunk_tokens)
         return attention
 
     def sizes(self, seats: tuple[SeatSpec, ...], groups: tuple[ChunkRun, ...], batch: RoundBatch) -> TableSizes:
         """Of the tables of a round."""
-        rows = batch.inputs["input_ids"].shape[1]
         return TableSizes(
             seats=len(seats),
-            rows=-(-rows // ROW_STEP) * ROW_STEP,
+            rows=_padded(batch.inputs["input_ids"].shape[1]),
             blocks=self.most_blocks,
             append_blocks=1 + -(-MAX_OWN_ROWS // self.store.layout.chunk_tokens),
             groups=len(groups),
+            groups_per_seat=max(Counter(run.seat for run in groups).values(), default=0),
             chunks_per_group=self.store.chunks_per_group,
         )
+
+
+def _padded(rows: int) -> int:
+    """The next number of rows that is 2, 4 or a multiple of ROW_STEP."""
+    return next((few for few in (2, 4) if rows <= few), -(-rows // ROW_STEP) * ROW_STEP)

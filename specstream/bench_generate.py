@@ -13,10 +13,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from transformers import GenerationConfig
 
 from specstream import api
 from specstream.bench_history import place_history
 from specstream.bench_machine import (
+    cap_memory,
     choose_device,
     link_bandwidth,
     machine,
@@ -72,6 +74,7 @@ def measure(given: argparse.Namespace, progress: Progress) -> dict[str, Any]:
     if prompt < 1:
         raise UsageError(f"--context {given.context} leaves no prompt before --new-tokens {given.new_tokens}")
     device, dtype = choose_device(given.device), getattr(torch, given.dtype)
+    cap_memory(device, given.memory_cap)
     with progress.working("measuring the link"):
         link = link_bandwidth(device)
     reset_peak_memory(device)
@@ -86,7 +89,7 @@ def measure(given: argparse.Namespace, progress: Progress) -> dict[str, Any]:
         )
     with closing(engine):
         with progress.working(f"{'filling' if given.skip_prefill else 'making'} prompts of {prompt} tokens"):
-            start_requests(engine, given.batch, prompt, given.new_tokens, given.skip_prefill)
+            start_requests(engine, given.batch, prompt, given.new_tokens, given.skip_prefill, sampling(given))
         setup_seconds, setup_peak = time.perf_counter() - started, peak_memory(device)
         reset_peak_memory(device)
         with progress.working(f"decoding {given.batch} x {given.new_tokens} tokens"):
@@ -112,15 +115,23 @@ def measure(given: argparse.Namespace, progress: Progress) -> dict[str, Any]:
         }
 
 
-def start_requests(engine: Engine, batch: int, prompt: int, new_tokens: int, skip_prefill: bool) -> None:
+def sampling(given: argparse.Namespace) -> GenerationConfig | None:
+    """How the requests choose their tokens; None: greedily."""
+    chosen = {name: getattr(given, name) for name in ("temperature", "top_p") if getattr(given, name) is not None}
+    return GenerationConfig(do_sample=True, **chosen) if chosen else None
+
+
+def start_requests(
+    engine: Engine, batch: int, prompt: int, new_tokens: int, skip_prefill: bool, sampling: GenerationConfig | None
+) -> None:
     """Queues requests of random prompts, or seats them as they stand after their prefill."""
     for seed in range(batch):
         if skip_prefill:
-            place_history(engine, prompt, max_new_tokens=new_tokens, seed=seed)
+            place_history(engine, prompt, max_new_tokens=new_tokens, seed=seed, generation_config=sampling)
         else:
             generator = torch.Generator().manual_seed(seed)
             ids = torch.randint(engine.vocab_size, (prompt,), generator=generator).tolist()
-            engine.submit(ids, max_new_tokens=new_tokens)
+            engine.submit(ids, max_new_tokens=new_tokens, generation_config=sampling, seed=seed)
 
 
 def decode(engine: Engine) -> list[DecodeStep]:

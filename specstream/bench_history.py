@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from transformers import GenerationConfig
 
 from specstream.engine import Engine
 from specstream.errors import OutOfBudget
@@ -14,7 +15,14 @@ HISTORY_STD = 0.1
 """Of the keys and values: small, so that no token of the history outshines the others."""
 
 
-def place_history(engine: Engine, tokens: int, *, max_new_tokens: int, seed: int = 0) -> Sequence:
+def place_history(
+    engine: Engine,
+    tokens: int,
+    *,
+    max_new_tokens: int,
+    seed: int = 0,
+    generation_config: GenerationConfig | None = None,
+) -> Sequence:
     """Seats a request as it stands after the prefill of a prompt of `tokens` random tokens.
 
     The KV of the prompt is there, random, and the first of its new tokens; the next round verifies. What is full and
@@ -26,7 +34,13 @@ def place_history(engine: Engine, tokens: int, *, max_new_tokens: int, seed: int
     """
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(engine.vocab_size, (tokens + 1,), generator=generator).tolist()
-    sequence = engine.make_request(ids[:tokens], engine._undelivered, max_new_tokens=max_new_tokens)
+    sequence = engine.make_request(
+        ids[:tokens],
+        engine._undelivered,
+        max_new_tokens=max_new_tokens,
+        seed=seed,
+        generation_config=generation_config,
+    )
     engine.enqueue(sequence)
     if sequence not in engine._scheduler.admit():
         engine.cancel(sequence.request_id)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from specstream.errors import InvalidOption
+from specstream.options import parse_size
 
 LINK_COPY_BYTES = {"cuda": 256 << 20, "cpu": 64 << 20}
 DEVICE_COPY_BYTES = {"cuda": 1 << 30, "cpu": 64 << 20}
@@ -32,6 +33,21 @@ def choose_device(name: str) -> torch.device:
     if name not in choices:
         raise InvalidOption("device", name, " or ".join(choices))
     return torch.device("cuda", 0) if name == "cuda" else torch.device(name)
+
+
+def cap_memory(device: torch.device, cap: str | None) -> None:
+    """From now on tensors are refused more than so many bytes of the device; None: more than it has.
+
+    Raises:
+        InvalidOption: the device is a CPU, or the cap no size.
+    """
+    if cap is None:
+        return
+    size = parse_size("memory_cap", cap)
+    if device.type == "cpu":
+        raise InvalidOption("memory_cap", cap, "none on a CPU")
+    total = torch.cuda.get_device_properties(device).total_memory
+    torch.cuda.set_per_process_memory_fraction(min(1.0, size / total), device)
 
 
 def link_bandwidth(device: torch.device) -> float:

@@ -17,6 +17,7 @@ import torch
 
 from specstream import api
 from specstream.bench_machine import (
+    cap_memory,
     choose_device,
     device_copy_bandwidth,
     link_bandwidth,
@@ -52,6 +53,7 @@ def measure(given: argparse.Namespace, progress: Progress) -> dict[str, Any]:
     if given.queries > MOST_QUERIES:
         raise UsageError(f"--queries {given.queries}: at most {MOST_QUERIES}")
     device = choose_device(given.device)
+    cap_memory(device, given.memory_cap)
     options = chosen_options(given) | {
         "num_speculative_tokens": max(1, given.queries - 1),
         "max_model_len": given.context,

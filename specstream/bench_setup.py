@@ -106,12 +106,13 @@ def given_options(given: argparse.Namespace) -> dict[str, Any]:
 def memory_figures(engine: Engine) -> dict[str, Any]:
     """The sizes that were planned."""
     memory = engine.memory
+    kv = memory.draft_kv + memory.device_kv
     return {
         "chunk_tokens": memory.layout.chunk_tokens,
         "group_chunks": memory.chunks_per_group,
         "staging_slots": memory.staging_slots,
         "device_kv_bytes": memory.device_kv,
-        "planned_device_bytes": memory.weights + memory.draft_weights + memory.draft_kv + memory.device_kv,
+        "planned_device_bytes": memory.weights + memory.draft_weights + kv + memory.prompt_buffer,
     }
 
 

@@ -41,6 +41,8 @@ def add_bench(commands: Any) -> None:
     generate.add_argument(
         "--skip-prefill", action="store_true", help="begin with a random history in place of a prompt computed"
     )
+    for name in ("temperature", "top-p"):
+        generate.add_argument(f"--{name}", type=float, metavar="X", help="sample with it (greedy without such a flag)")
     add_option_flags(generate, (*MEMORY, "gpu_kv_budget", "max_num_batched_tokens", *DRAFTING))
 
 
@@ -57,6 +59,9 @@ def _add_shared(parser: argparse.ArgumentParser, *, context: str) -> None:
     )
     parser.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="of the models (bfloat16)")
     parser.add_argument("--device", default="auto", metavar="DEVICE", help="auto, cpu, cuda or cuda:N (auto)")
+    parser.add_argument(
+        "--memory-cap", metavar="SIZE", help="fail rather than take more of a CUDA device's memory for tensors (none)"
+    )
     parser.add_argument("--json", metavar="FILE", help="write the figures there too; - for stdout and nothing else")
 
 

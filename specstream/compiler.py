@@ -8,7 +8,7 @@ from specstream.capture import capture, forward_of
 from specstream.graph import PartitionedModel
 from specstream.passes.canonicalize import Canonicalize
 from specstream.passes.compile_pieces import CompilePieces
-from specstream.passes.fuse_projections import FuseProjections
+from specstream.passes.group_linears import GroupLinears
 from specstream.passes.partition import Partition
 from specstream.passes.select_logits import SelectLogits
 from specstream.passes.stream_attention import StreamAttention
@@ -23,6 +23,14 @@ def model_passes(max_model_len: int | None) -> tuple[Pass, ...]:
         StreamAttention(),  # needs the canonical form; from here on the spec lists the attentions
         SelectLogits(),  # before the cut, while head and output are in one graph
         Partition(),  # last: it turns the graph into pieces
+    )
+
+
+def lowering_passes(max_rows: int) -> tuple[Pass, ...]:
+    """The passes on the pieces of a model on a CUDA device, in order."""
+    return (
+        GroupLinears(),  # first: to the compiler a call of `linears` is opaque
+        CompilePieces(max_rows=max_rows),
     )
 
 
@@ -47,7 +55,6 @@ def lower_model(
     max_model_len: int | None,
     role: str = "model",
     max_rows: int = CompilePieces.max_rows,
-    fuse_projections: bool = False,
 ) -> PartitionedModel:
     """Has Inductor compile the pieces of a model, for CUDA devices, and proves the result as `compile_model` does.
 
@@ -55,13 +62,11 @@ def lower_model(
         model, max_model_len, role: as they were given to `compile_model`.
         partitioned: what it returned.
         max_rows: the most rows that one call may have.
-        fuse_projections: join q, k and v, at the cost of a copy of their weights.
 
     Raises:
         UnsupportedModel: if the compiled pieces compute something else.
     """
-    compile_pieces = CompilePieces(max_rows=max_rows)
-    steps: tuple[Pass, ...] = (FuseProjections(), compile_pieces) if fuse_projections else (compile_pieces,)
-    lowered: PartitionedModel = PassRunner(f"{role}_{partitioned.spec.name}_lowered").run(steps, partitioned)
+    runner = PassRunner(f"{role}_{partitioned.spec.name}_lowered")
+    lowered: PartitionedModel = runner.run(lowering_passes(max_rows), partitioned)
     probe(forward_of(model), lowered, max_model_len=max_model_len)
     return lowered

@@ -20,6 +20,7 @@ from torch import Tensor
 from specstream.attention import Attention, Rows
 from specstream.attention_choice import KernelChoice
 from specstream.batch import RoundBatch, wanted_logits
+from specstream.chunk_views import offload_copies
 from specstream.device_copy import Transfer, latest_node
 from specstream.graph import PartitionedModel
 from specstream.kv import DeviceStore
@@ -60,6 +61,8 @@ class CudaExecutor:
         self.streamed_bytes = self.link_bytes = 0
         self.launch_seconds = 0.0
         """Host time of the last round until everything but acceptance and drafts was launched."""
+        self.draft_seconds: float | None = None
+        """From the end of the last round's acceptance to that of its draft steps; None if it had none."""
         device = store.device
         self._streams = {lane: new_stream(device, high_priority=lane is not Lane.DRAFT) for lane in Lane}
         self._capturing = {lane: new_stream(device, high_priority=True) for lane in (Lane.TARGET, Lane.LINK)}
@@ -95,7 +98,7 @@ class CudaExecutor:
                     self._seen.add(interpreted)
                 while not self._streams[Lane.TARGET].query() and batch.work_ahead():
                     pass
-                if logits is not None:
+                if logits is not None and len(batch.inputs["logit_rows"]):  # else the host goes on to the next part
                     self._accept_and_draft(plan, batch, logits, ready)
         except BaseException:
             self.drain()
@@ -256,9 +259,9 @@ class CudaExecutor:
     def _store(self, plan: Plan, spec: RoundSpec) -> torch.cuda.Event | None:
         """Launches the store lane of a round whose rows it does not touch; returns its end."""
         stream = self._streams[Lane.STORE]
-        tasks = [task for task in plan.by_kind[TaskKind.OFFLOAD] if spec.run_of(task).count]
-        if not tasks:
+        if not any(seat.offload for seat in spec.seats):
             return None
+        tasks = [task for task in plan.by_kind[TaskKind.OFFLOAD] if spec.run_of(task).count]
         stream.wait_stream(self._streams[Lane.TARGET])
         for task in tasks:
             self._offload(task, spec, stream)
@@ -299,11 +302,8 @@ class CudaExecutor:
     def _offload(self, task: Task, spec: RoundSpec, stream: torch.cuda.Stream) -> None:
         run = spec.run_of(task)
         seat, rows = self._rows[run.seat]
-        size = self.store.layout.block_bytes
-        address = rows.kv.host_view(task.layer, run.start, run.stop).data_ptr()
-        for index, chunk in enumerate(range(run.start, run.stop)):
-            block = self.store.blocks[task.layer, rows.kv.blocks[seat.device_slot(chunk)]]
-            Transfer(address + index * size, block.data_ptr(), size, False).launch(stream)
+        for destination, source in offload_copies(self.store, task.layer, seat, rows.kv, run):
+            Transfer(destination.data_ptr(), source.data_ptr(), source.nbytes, False).launch(stream)
 
     def _slot(self, task: Task) -> int:
         return (self._rotation + task.slot) % self.store.staging_slots
@@ -316,9 +316,13 @@ class CudaExecutor:
         stream.wait_event(ready)
         with torch.cuda.stream(stream):
             batch.accept(wanted_logits(logits, batch))
-            for task in plan.by_kind[TaskKind.DRAFT]:
+            steps = plan.by_kind[TaskKind.DRAFT]
+            accepted = record(stream, timed=True)
+            for task in steps:
                 batch.draft(task.step)
+            drafted = record(stream, timed=True)
             stream.synchronize()
+            self.draft_seconds = accepted.elapsed_time(drafted) / 1e3 if steps else None
 
 
 def _waits_for_store(plan: Plan) -> bool:

@@ -11,6 +11,7 @@ from torch import Tensor
 from specstream.batch import flatten_rows
 from specstream.graph import AttentionSpec, PartitionedModel
 from specstream.kernels.attention import pack_query, partial_attention, unpack_output
+from specstream.ops import token_major
 
 FEED_TOKENS = 512
 """Rows a catch-up computes at a time for one request."""
@@ -168,7 +169,7 @@ class Drafter:
         spans: dict[int, tuple[int, int]],
         firsts: dict[int, int],
     ) -> Tensor:
-        out = torch.zeros_like(query, memory_format=torch.contiguous_format)
+        out = token_major(query).zero_()
         group = attention.num_heads // attention.num_kv_heads
         for seat, (row, count) in spans.items():
             first, stop = firsts[seat], firsts[seat] + count

@@ -59,7 +59,7 @@ class Engine(Exclusive):
         self.target: ReferenceType[Any] | None = None
         """The module that was compiled, if it was given as one."""
         self._planner, self._executor, self._host = planner, executor, host
-        self._scheduler = Scheduler(memory, executor.store, host, options.max_num_seqs, options.max_num_batched_tokens)
+        self._scheduler = Scheduler(memory, executor.store, host, options.max_num_seqs)
         self._next_round = NextRound(options, memory, self._scheduler, planner)
         self._speculator = Speculator(Speculation.of(options), drafter)
         self._requests = RequestFactory(self.vocab_size, memory.max_model_len)

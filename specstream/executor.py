@@ -10,6 +10,7 @@ from torch import Tensor
 
 from specstream.attention import Attention, LayerAttention
 from specstream.batch import RoundBatch, SeatRows, wanted_logits
+from specstream.chunk_views import offload_copies
 from specstream.graph import PartitionedModel
 from specstream.kv import DeviceStore
 from specstream.lanes import Event, WorkerLane
@@ -197,12 +198,11 @@ class CpuExecutor:
 
     def _offload(self, layer: int, run: ChunkRun) -> Callable[[], None]:
         spec, rows = self._seats[run.seat]
-        destination = rows.kv.host_view(layer, run.start, run.stop)
-        sources = [rows.kv.blocks[spec.device_slot(chunk)] for chunk in range(run.start, run.stop)]
+        copies = offload_copies(self.store, layer, spec, rows.kv, run)
 
         def offload() -> None:
-            for index, block in enumerate(sources):
-                self._copy(destination[index], self.store.blocks[layer, block])
+            for destination, source in copies:
+                self._copy(destination, source)
 
         return offload
 

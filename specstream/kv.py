@@ -15,7 +15,8 @@ from torch import Tensor
 from specstream.errors import OutOfBudget
 from specstream.graph import ModelSpec
 from specstream.options import format_size
-from specstream.pinned import pinned_empty
+from specstream.pinned import Pinning
+from specstream.round_spec import PROMPT_SLOTS
 
 
 @dataclass(frozen=True)
@@ -81,9 +82,11 @@ class HostStore:
     extent_chunks: int
     """Chunks of one extent; the longest run there can be."""
     debug: bool = False
-    pinned: bool = False
-    """Whether a device copies from and to it."""
+    pinned_for: torch.device | None = None
+    """The device that copies from and to it."""
     extents: list[Extent] = field(default_factory=list)
+    _pinning: Pinning | None = None
+    """The next extent, on its way."""
 
     @property
     def allocated_bytes(self) -> int:
@@ -112,12 +115,32 @@ class HostStore:
         grown = self.allocated_bytes + self.extent_chunks * self.layout.chunk_bytes
         if grown > self.budget_bytes:
             return None
-        shape = (self.layout.num_layers, self.extent_chunks, *self.layout.block_shape)
-        allocate = pinned_empty if self.pinned else _empty
-        with torch.inference_mode(False):  # other threads write to it, in no such mode
-            extent = Extent(allocate(shape, self.layout.dtype), [0] * self.extent_chunks)
+        extent = Extent(self._allocate(), [0] * self.extent_chunks)
         self.extents.append(extent)
         return self._hold(HostRun(extent, 0, count))
+
+    def prepare(self) -> None:
+        """Begins to pin an extent in the background, for the first that is reserved."""
+        if self.pinned_for is not None and self._pinning is None:
+            self._pinning = Pinning(self._shape, self.layout.dtype, self.pinned_for)
+
+    @property
+    def _shape(self) -> tuple[int, ...]:
+        return (self.layout.num_layers, self.extent_chunks, *self.layout.block_shape)
+
+    def _allocate(self) -> Tensor:
+        with torch.inference_mode(False):  # other threads write to it, in no such mode
+            if self.pinned_for is None:
+                return torch.empty(self._shape, dtype=self.layout.dtype)
+            self.prepare()
+            assert self._pinning is not None
+            try:
+                blocks = self._pinning.wait()
+            except OutOfBudget:
+                self._pinning = None  # the next attempt is a new one
+                raise
+            self._pinning = None
+            return blocks
 
     def retain(self, run: HostRun, start: int, stop: int) -> None:
         """Holds chunks [start, stop) of the run once more."""
@@ -140,6 +163,9 @@ class HostStore:
 
     def close(self) -> None:
         self.extents.clear()
+        if self._pinning is not None:
+            self._pinning.cancel()
+            self._pinning = None
 
     def _hold(self, run: HostRun) -> HostRun:
         self.retain(run, 0, run.count)
@@ -148,7 +174,7 @@ class HostStore:
 
 @dataclass
 class DeviceStore:
-    """The device tier: a pool of blocks for resident chunks and tails, and the ring the fetches land in."""
+    """The device tier: blocks for resident chunks and tails, the ring the fetches land in, and the prompt buffer."""
 
     layout: ChunkLayout
     num_blocks: int
@@ -156,27 +182,34 @@ class DeviceStore:
     chunks_per_group: int
     device: torch.device
     debug: bool = False
+    prompt_chunks: int = 0
+    """Chunks in each slot of the prompt buffer."""
     blocks: Tensor = field(init=False)
     """[layers, blocks, 2, kv_heads, tokens, head_dim]"""
     ring: Tensor = field(init=False)
     """[slots, chunks_per_group, 2, kv_heads, tokens, head_dim]"""
+    prompt: Tensor = field(init=False)
+    """The prompt buffer, [PROMPT_SLOTS, prompt_chunks, 2, kv_heads, tokens, head_dim]: layers use its slots in turn."""
     free_blocks: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
         shape, dtype = self.layout.block_shape, self.layout.dtype
         pool = (self.layout.num_layers, self.num_blocks, *shape)
         ring = (self.staging_slots, self.chunks_per_group, *shape)
+        prompt = (PROMPT_SLOTS, self.prompt_chunks, *shape)
         with torch.inference_mode(False):  # other threads write to them, in no such mode
             self.blocks = torch.empty(pool, dtype=dtype, device=self.device)
             self.ring = torch.empty(ring, dtype=dtype, device=self.device)
+            self.prompt = torch.empty(prompt, dtype=dtype, device=self.device)
         self.free_blocks = list(range(self.num_blocks))
         if self.debug:
             self.blocks.fill_(float("nan"))
             self.ring.fill_(float("nan"))
+            self.prompt.fill_(float("nan"))
 
     @property
     def total_bytes(self) -> int:
-        return self.blocks.nbytes + self.ring.nbytes
+        return self.blocks.nbytes + self.ring.nbytes + self.prompt.nbytes
 
     def take(self, count: int) -> list[int]:
         """The lowest free blocks, so that neighbours stay neighbours."""
@@ -218,11 +251,30 @@ class SequenceKV:
 
     @property
     def room(self) -> int:
-        """Rows that the device chunks can still take in this round."""
+        """Rows that the request's own blocks can still take in this round."""
         if self.host is None:
             return self.limit - self.length
         chunks = self.resident + self.streamed + self.tail_slots
         return min(self.limit, chunks * self.layout.chunk_tokens) - self.length
+
+    def prompt_rows(self, wanted: int, free_chunks: int) -> int:
+        """Rows of its prompt, at most `wanted`, that a round takes if `free_chunks` of the prompt buffer are free."""
+        if self.host is None:
+            return wanted
+        tokens = self.layout.chunk_tokens
+        on_device = self.resident + self.streamed + free_chunks
+        end = min(self.length + wanted, on_device * tokens)
+        open_chunk, last = self.length // tokens, end // tokens
+        begun = self.length % tokens > 0 and open_chunk >= self.resident
+        if begun and last > open_chunk and (last - open_chunk) % self.tail_slots == 0:
+            end = last * tokens  # the rest would overwrite the open chunk in the tail, which a second try needs
+        return max(0, end - self.length)
+
+    def buffered_after(self, length: int) -> int:
+        """Chunks of the prompt buffer that a part of its prompt up to `length` tokens needs: none that fills none."""
+        if not self.offload_after(length):
+            return 0
+        return self.layout.chunks_of(length) - self.resident - self.streamed
 
     def offload_after(self, length: int) -> int:
         """Chunks to write out in a round if `length` tokens are certain to be committed: the full ones."""
@@ -242,10 +294,6 @@ class SequenceKV:
         """Host blocks of chunks [start, stop), counted from the first token of the request."""
         assert self.host is not None
         return self.host.view(layer, start - self.resident, stop - self.resident)
-
-
-def _empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    return torch.empty(shape, dtype=dtype)
 
 
 def _free_run(references: list[int], count: int) -> int | None:

@@ -10,18 +10,17 @@ from specstream.errors import InvalidOption, OutOfBudget
 from specstream.graph import ModelSpec
 from specstream.kv import ChunkLayout
 from specstream.options import Options, format_size, parse_size
+from specstream.round_spec import PROMPT_SLOTS
 
 MAX_GROUPS = 16
 """Groups a layer and request that an automatic group size aims at: fewer and larger copies use the link better."""
 AUTO_SLOTS = 4
 OWN_DEVICE_CHUNK = 64
 """Tokens: as many as the kernels attend to at a time, so that they look a chunk up once."""
-OWN_DEVICE_SLOTS = 8
+OWN_DEVICE_SLOTS = 4
 """The fetches in flight last as long as the host needs between two rounds."""
-NEAR_SLOTS = range(6, 13)
-"""As good, if they divide the layers: then each round leaves the ring as it found it, and one graph replays all."""
-GROUP_BYTES = 16 << 20
-"""Below that, copies to a device of its own do not reach the link's speed, and there are many of them to launch."""
+GROUP_BYTES = 64 << 20
+"""Of copies to a device of its own: few enough of them that a round is quick to launch."""
 MIN_AUTO_CHUNK, MAX_AUTO_CHUNK = 16, 512
 """Tokens."""
 HOST_SHARE = 0.8
@@ -29,6 +28,9 @@ HOST_SHARE = 0.8
 DEVICE_SHARE = 0.25
 """Part of the free memory that an automatic device budget takes where the device is the host."""
 
+BATCHED_TOKENS, OWN_DEVICE_BATCHED_TOKENS = 2048, 8192
+"""Prompt tokens of a round: on a device of its own so many that computing them takes longer than streaming a long
+history past them."""
 OWN_DEVICE_SHARE = 0.8
 """Part of the free memory of a device of its own that its KV, the draft's included, may take; the rest is for work."""
 
@@ -46,6 +48,10 @@ class MemoryPlan:
     """Device blocks of a request's tail."""
     num_blocks: int
     """Device blocks: tails and resident chunks of all requests."""
+    max_num_batched_tokens: int
+    """Prompt tokens of a round, at most."""
+    prompt_chunks: int
+    """Chunks in each slot of the prompt buffer; none if every request is resident whole."""
     host_budget: int
     extent_chunks: int
     draft_kv: int
@@ -57,6 +63,11 @@ class MemoryPlan:
         return _resident(total, free_blocks, empty_seats, self.tail_slots)
 
     @property
+    def streams(self) -> bool:
+        """Whether the longest request does not fit on the device."""
+        return self.device_kv - self.ring < self.full_kv
+
+    @property
     def ring(self) -> int:
         return self.staging_slots * self.chunks_per_group * self.layout.block_bytes
 
@@ -64,6 +75,11 @@ class MemoryPlan:
     def device_kv(self) -> int:
         """All target KV on the device."""
         return self.ring + self.num_blocks * self.layout.chunk_bytes
+
+    @property
+    def prompt_buffer(self) -> int:
+        """Work memory of prompt rounds, beside the KV."""
+        return PROMPT_SLOTS * self.prompt_chunks * self.layout.block_bytes
 
     @property
     def full_kv(self) -> int:
@@ -77,6 +93,7 @@ class MemoryPlan:
             "draft KV": self.draft_kv,
             f"ring of {self.staging_slots} x {self.chunks_per_group} chunks": self.ring,
             f"{self.num_blocks} blocks of {self.layout.chunk_tokens} tokens": self.device_kv - self.ring,
+            f"prompt buffer of {PROMPT_SLOTS} x {self.prompt_chunks} chunks": self.prompt_buffer,
             "host KV, at most": self.host_budget,
             f"one request of {self.max_model_len} tokens": self.full_kv,
         }
@@ -110,6 +127,11 @@ def resolve_max_model_len(options: Options, target: ModelSpec) -> int:
     return options.max_model_len
 
 
+def resolve_batched_tokens(options: Options, *, own_device: bool) -> int:
+    """Prompt tokens of a round, at most."""
+    return _given(options.max_num_batched_tokens, OWN_DEVICE_BATCHED_TOKENS if own_device else BATCHED_TOKENS)
+
+
 def plan_memory(
     options: Options,
     target: ModelSpec,
@@ -128,7 +150,7 @@ def plan_memory(
         free_device: free memory of a device with memory of its own, weights loaded; None where the device is the host.
 
     Raises:
-        OutOfBudget: a budget is less than what works; the text has the least that does.
+        OutOfBudget: a budget is less than what works, or more than there is; the text has the least that does.
     """
     max_len = resolve_max_model_len(options, target)
     free = psutil.virtual_memory().available if free_host is None else free_host
@@ -145,9 +167,14 @@ def plan_memory(
     most = layout.chunk_bytes * max(tail, request_chunks) * options.max_num_seqs
     wanted_group = _given(options.group_chunks, _auto_group(layout, request_chunks, options.max_num_seqs, own_device))
     wanted_slots = _given(options.staging_slots, _own_device_slots(target.num_layers) if own_device else AUTO_SLOTS)
+    batched_tokens = resolve_batched_tokens(options, own_device=own_device)
+    prompt_chunks = layout.chunks_of(batched_tokens) + options.max_num_seqs  # each may begin within a chunk
+    prompt_chunks = min(prompt_chunks, request_chunks * options.max_num_seqs)
     if options.gpu_kv_budget == "auto":
         ring = _device_bytes(layout, wanted_slots, wanted_group, 0)
-        room = int(free * DEVICE_SHARE) if free_device is None else int(free_device * OWN_DEVICE_SHARE) - draft_kv
+        room = int(free * DEVICE_SHARE)
+        if free_device is not None:
+            room = int(free_device * OWN_DEVICE_SHARE) - draft_kv - PROMPT_SLOTS * prompt_chunks * layout.block_bytes
         budget = max(least, min(ring + most, room))
     elif options.gpu_kv_budget == "min":
         budget = least
@@ -159,6 +186,9 @@ def plan_memory(
     num_blocks = min(
         (budget - _device_bytes(layout, slots, group, 0)) // layout.chunk_bytes, most // layout.chunk_bytes
     )
+    taken = _device_bytes(layout, slots, group, num_blocks)
+    if free_device is not None and taken + draft_kv > free_device:
+        raise OutOfBudget(_device_too_full(options, taken, least, draft_kv, free_device))
     resident = _resident(request_chunks, num_blocks, options.max_num_seqs, tail)
     host_chunks = request_chunks - resident
     host_budget = (
@@ -180,6 +210,8 @@ def plan_memory(
         staging_slots=slots,
         tail_slots=tail,
         num_blocks=num_blocks,
+        max_num_batched_tokens=batched_tokens,
+        prompt_chunks=0 if num_blocks == most // layout.chunk_bytes else prompt_chunks,
         host_budget=host_budget,
         extent_chunks=min(request_chunks, host_budget // layout.chunk_bytes),
         draft_kv=draft_kv,
@@ -202,9 +234,12 @@ def _auto_group(layout: ChunkLayout, request_chunks: int, requests: int, own_dev
 
 
 def _own_device_slots(num_layers: int) -> int:
-    """The divisor of the layers that is next to OWN_DEVICE_SLOTS, the larger of two; itself if none is near."""
-    divisors = [slots for slots in NEAR_SLOTS if num_layers % slots == 0]
-    return min(divisors, key=lambda slots: (abs(slots - OWN_DEVICE_SLOTS), -slots), default=OWN_DEVICE_SLOTS)
+    """The first number from OWN_DEVICE_SLOTS to twice that which divides the layers; if none does, the first.
+
+    Then each round leaves the ring where it found it, so that one captured graph serves all rounds of a structure.
+    """
+    near = range(OWN_DEVICE_SLOTS, 2 * OWN_DEVICE_SLOTS + 1)
+    return next((slots for slots in near if num_layers % slots == 0), OWN_DEVICE_SLOTS)
 
 
 def _given(option: int | str, automatic: int) -> int:
@@ -227,6 +262,18 @@ def _shrink_ring(
         else:
             slots -= 1
     return slots, group
+
+
+def _device_too_full(options: Options, taken: int, least: int, draft_kv: int, free: int) -> str:
+    drafts = f" and the draft's KV {format_size(draft_kv)}" if draft_kv else ""
+    text = f"the target's KV on the device takes {format_size(taken)}{drafts}; {format_size(free)} are free there. "
+    if least + draft_kv <= free:
+        return text + f"Way out: a gpu_kv_budget of at most {format_size(free - draft_kv)}; {format_size(least)} works"
+    smaller = "a smaller draft_window, " if draft_kv and options.draft_window is None else ""
+    return text + (
+        f"The least that works is {format_size(least + draft_kv)}. Ways out: {smaller}fewer max_num_seqs, smaller "
+        f"chunk_tokens, or a device with more memory"
+    )
 
 
 def _too_small(options: Options, target: ModelSpec, layout: ChunkLayout, tail: int, budget: int, least: int) -> str:

@@ -1,15 +1,28 @@
-"""The one op of the rewritten graphs: `specstream::stream_verify`, the place of an attention."""
+"""The ops of the rewritten graphs: `specstream::stream_verify`, an attention's place, and `specstream::linears`."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# define/impl rather than torch.library.custom_op: 4 us a call, not 14. The library lives as long as its op.
+# define/impl rather than torch.library.custom_op: 4 us a call, not 14. The library lives as long as its ops.
 _LIBRARY = torch.library.Library("specstream", "DEF")  # type: ignore[no-untyped-call]
-_SCHEMA = "stream_verify(Tensor q, Tensor k, Tensor v, int layer, float scale) -> Tensor"
-_LIBRARY.define(_SCHEMA)  # type: ignore[no-untyped-call]
+_LIBRARY.define(  # type: ignore[no-untyped-call]
+    "stream_verify(Tensor q, Tensor k, Tensor v, int layer, float scale) -> Tensor"
+)
+_LIBRARY.define("linears(Tensor x, Tensor[] weights, Tensor[] biases) -> Tensor[]")  # type: ignore[no-untyped-call]
+
+
+def token_major(like: Tensor) -> Tensor:
+    """An uninitialised [1, heads, rows, head_dim] that lies in memory as [1, rows, heads, head_dim].
+
+    So a model's reshape of an attention's output to [1, rows, hidden] is a view.
+    """
+    one, heads, rows, head_dim = like.shape
+    return like.new_empty(one, rows, heads, head_dim).transpose(1, 2)
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, layer: int, scale: float) -> Tensor:
@@ -23,18 +36,50 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, layer: int, scale: float) -> Tensor
         scale: factor on q @ k^T.
 
     Returns:
-        [1, Hq, N, D], contiguous, in q's dtype.
+        [1, Hq, N, D], `token_major`, in q's dtype.
     """
     grouped = q.shape[1] != k.shape[1]
     out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=grouped)
-    return out.contiguous()
+    return token_major(q).copy_(out)
 
 
 def _attend_fake(q: Tensor, k: Tensor, v: Tensor, layer: int, scale: float) -> Tensor:
-    return q.new_empty(q.shape)
+    return token_major(q)
 
 
 _LIBRARY.impl("stream_verify", _attend, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
 torch.library.register_fake("specstream::stream_verify", _attend_fake, lib=_LIBRARY)
 
 stream_verify = torch.ops.specstream.stream_verify.default
+
+
+def _linears(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> list[Tensor]:
+    """`F.linear(x, weight, bias)` for each weight; on a CUDA device, if there are few rows, in one launch.
+
+    Args:
+        x: [..., inputs].
+        weights: [outputs, inputs] each, in x's dtype.
+        biases: [outputs] for each weight, or none at all.
+
+    Returns:
+        [..., outputs] for each weight, contiguous.
+    """
+    rows = x.numel() // x.shape[-1]
+    if x.is_cuda and x.dtype in (torch.float16, torch.bfloat16):
+        from specstream.kernels.triton_linear import few_row_linears, most_rows
+
+        if 0 < rows <= most_rows(len(weights)):
+            outs = few_row_linears(x.reshape(rows, x.shape[-1]).contiguous(), weights, biases)
+            return [out.view(*x.shape[:-1], -1) for out in outs]
+    operands = zip(weights, biases, strict=True) if biases else ((weight,) for weight in weights)
+    return [F.linear(x, *of_one).contiguous() for of_one in operands]
+
+
+def _linears_fake(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> list[Tensor]:
+    return [x.new_empty(*x.shape[:-1], weight.shape[0]) for weight in weights]
+
+
+_LIBRARY.impl("linears", _linears, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+torch.library.register_fake("specstream::linears", _linears_fake, lib=_LIBRARY)
+
+linears = torch.ops.specstream.linears.default

@@ -66,8 +66,8 @@ class Options:
     """Longest prompt plus output, in tokens. auto: what the target's positions cover."""
     max_num_seqs: int = 8
     """Requests in one round, at most."""
-    max_num_batched_tokens: int = 2048
-    """Prompt tokens computed in one round, at most."""
+    max_num_batched_tokens: int | Literal["auto"] = "auto"
+    """Prompt tokens computed in one round, at most. auto: 8192 on a device with memory of its own, else 2048."""
     gpu_kv_budget: Size | Literal["auto", "min"] = "auto"
     """All target KV on the device: ring, tails, resident chunks. min: the least that works."""
     host_kv_budget: Size | Literal["auto"] = "auto"

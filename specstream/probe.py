@@ -14,6 +14,7 @@ from torch import Tensor
 
 from specstream.errors import UnsupportedModel
 from specstream.graph import AttentionSite, PartitionedModel
+from specstream.ops import token_major
 
 Attend = Callable[[AttentionSite, Tensor, Tensor, Tensor], Tensor]
 
@@ -65,7 +66,7 @@ class _Reference:
         self.kept[layer] = keys, values
         rest = slice(self.own, None)
         parts = (q[:, :, own], keys, values), (q[:, :, rest], k[:, :, rest], v[:, :, rest])
-        return torch.cat([_attend(*part, site.spec.scale) for part in parts], 2).to(q.dtype)
+        return token_major(q).copy_(torch.cat([_attend(*part, site.spec.scale) for part in parts], 2))
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:

@@ -2,54 +2,88 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from specstream.attention import LayerAttention, Rows
-from specstream.batch import SeatRows
+from specstream.batch import RoundBatch, SeatRows
+from specstream.chunk_views import chunk_views, join_chunks
 from specstream.graph import AttentionSpec
-from specstream.kernels.attention import merge_states
+from specstream.kernels.attention import AttentionState, accumulation_dtype
 from specstream.kernels.flash import flash_attention
+from specstream.kernels.triton_merge_states import merge_into
+from specstream.ops import token_major
 from specstream.round_spec import ChunkRun
 
 
+@dataclass
 class PromptAttention(LayerAttention):
-    """States are those of whole query heads: out [num_heads, rows, head_dim], lse [num_heads, rows]."""
+    """States are those of whole query heads: out [num_heads, rows, head_dim], lse [num_heads, rows].
+
+    A state is as the flash kernel wrote it until something is merged into it; from then on it accumulates in float32.
+    The rows attend to their own K and V as the model made them: those need not be gathered from chunks.
+    """
+
+    own: tuple[Tensor, Tensor] | None = None
+    """K and V of the layer's rows, [kv_heads, N, head_dim], from `append` to `local`."""
+
+    def inputs(self, batch: RoundBatch) -> dict[str, Tensor]:
+        """The batch's own, copied without waiting for the round before."""
+        device = self.store.device
+        if device.type != "cuda":
+            return super().inputs(batch)
+        return {name: tensor.pin_memory().to(device, non_blocking=True) for name, tensor in batch.inputs.items()}
+
+    def append(self, layer: int, key: Tensor, value: Tensor, seats: Rows) -> None:
+        """Writes the rows' K and V, [1, kv_heads, N, head_dim], into their chunks, and keeps them for `local`."""
+        super().append(layer, key, value, seats)
+        self.own = key[0], value[0]
 
     def local(self, layer: int, query: Tensor, attention: AttentionSpec, seats: Rows) -> None:
-        """Starts each seat's state with what is on the device: whole chunks, then causally the open ones."""
+        """Starts each seat's state with its own rows, causally, and merges the other tokens on the device."""
+        assert self.own is not None
+        (key, value), self.own = self.own, None
         tokens = self.store.layout.chunk_tokens
-        blocks = self.store.blocks[layer]
         for seat, (spec, rows) in seats.items():
-            own = query[0, :, rows.start : rows.stop]
-            open_chunk, end = rows.kv.length // tokens, rows.kv.length + rows.count
-            past = [*range(min(spec.resident, open_chunk)), *range(spec.on_host.stop, open_chunk)]
-            fresh = range(open_chunk, -(-end // tokens))
-            listed = [rows.kv.blocks[spec.device_slot(chunk)] for chunk in [*past, *fresh]]
-            key, value = _join(blocks[listed])
-            last = (len(past) - open_chunk) * tokens + end
-            self.states[seat] = flash_attention(own, key[:, :last], value[:, :last], attention.scale, causal=True)
+            own, kv = slice(rows.start, rows.stop), rows.kv
+            ours = query[0, :, own]
+            self.states[seat] = flash_attention(ours, key[:, own], value[:, own], attention.scale, causal=True)
+            chunks = -(-kv.length // tokens)
+            past = [*range(min(spec.resident, chunks)), *range(spec.on_host.stop, chunks)]
+            if past:
+                count = kv.length - spec.streamed * tokens
+                keys, values = join_chunks(chunk_views(self.store, layer, spec, kv, past))
+                self._merge(seat, ours, keys[:, :count], values[:, :count], attention)
 
     def attend(
         self, slot: int, group: int, run: ChunkRun, query: Tensor, attention: AttentionSpec, rows: SeatRows
     ) -> None:
         """Attends to the chunks of a run, which are in a ring slot, and merges."""
-        own, kv = query[0, :, rows.start : rows.stop], self.store.ring[slot, : run.count]
-        part = flash_attention(own, *_join(kv), attention.scale, causal=False)
-        self.states[run.seat] = merge_states(self.states[run.seat], part)
+        kv = self.store.ring[slot, : run.count]
+        self._merge(run.seat, query[0, :, rows.start : rows.stop], *join_chunks([kv]), attention)
         if self.store.debug:
             kv.fill_(float("nan"))
 
     def merge(self, query: Tensor, attention: AttentionSpec, seats: Rows) -> Tensor:
         """The attention's output, [1, num_heads, N, head_dim] in the query's dtype; zeros for padding."""
-        out = torch.zeros_like(query, memory_format=torch.contiguous_format)
+        out = token_major(query).zero_()
         for seat, (_, rows) in seats.items():
             out[0, :, rows.start : rows.stop] = self.states.pop(seat).out
         return out
 
+    def forget(self) -> None:
+        super().forget()
+        self.own = None
 
-def _join(kv: Tensor) -> tuple[Tensor, Tensor]:
-    """Keys and values [kv_heads, keys, head_dim] of blocks [chunks, 2, kv_heads, tokens, head_dim]."""
-    chunks, _, heads, tokens, dim = kv.shape
-    key, value = kv.permute(1, 2, 0, 3, 4).reshape(2, heads, chunks * tokens, dim)
-    return key, value
+    def _merge(self, seat: int, query: Tensor, key: Tensor, value: Tensor, attention: AttentionSpec) -> None:
+        """Attends to keys that all rows of the seat see, and merges into its state."""
+        part = flash_attention(query, key, value, attention.scale, causal=False)
+        state, dtype = self.states[seat], accumulation_dtype(query.dtype)
+        if state.out.dtype is dtype:
+            merged = state
+        else:  # the flash kernel's own
+            merged = AttentionState(torch.empty_like(state.out, dtype=dtype), torch.empty_like(state.lse, dtype=dtype))
+        merge_into(merged, state, part)
+        self.states[seat] = merged

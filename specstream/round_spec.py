@@ -6,6 +6,7 @@ how many groups there are: rounds of the same `RoundSpec.canonical()` run the sa
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice, product
@@ -13,6 +14,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from specstream.round_graph import Task
+
+
+PROMPT_SLOTS = 2
+"""Layers whose prompt rows the prompt buffer holds at a time: one is copied out while the next one computes."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +32,9 @@ class ChunkRun:
     def count(self) -> int:
         return self.stop - self.start
 
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.start, self.stop))
+
     def __str__(self) -> str:
         return f"seat {self.seat} chunks {self.start}:{self.stop}"
 
@@ -38,6 +46,10 @@ class SeatSpec:
     Its chunks, from the first token on: [0, resident) never leave the device; the next `streamed` are in host
     memory and are fetched; the next `offload` are full, or will be once this round's prompt rows are appended,
     and are written to the host in this round; the rows of the round land in chunks [open, open + span).
+
+    A part of a prompt that fills chunks which do not stay on the device is computed in the *prompt buffer*: from the
+    first of those chunks on, its chunks lie there one after the other, the last one in the tail as well if it is not
+    full yet.
     """
 
     seat: int
@@ -48,6 +60,8 @@ class SeatSpec:
     offload: int
     open: int
     span: int
+    buffer_start: int | None = None
+    """Where its chunks begin in each slot of the prompt buffer; None: its rows land in its own blocks."""
 
     @property
     def on_host(self) -> ChunkRun:
@@ -56,6 +70,17 @@ class SeatSpec:
     @property
     def offloaded(self) -> ChunkRun:
         return ChunkRun(self.seat, self.on_host.stop, self.on_host.stop + self.offload)
+
+    @property
+    def buffered(self) -> ChunkRun:
+        """Chunks that are in the prompt buffer: those that are written out, and the one that is not full yet."""
+        end = self.open + self.span
+        return ChunkRun(self.seat, end if self.buffer_start is None else self.on_host.stop, end)
+
+    @property
+    def kept(self) -> ChunkRun:
+        """Of the buffered chunks what is not written out: the tail has it too, for later rounds."""
+        return ChunkRun(self.seat, max(self.offloaded.stop, self.buffered.start), self.buffered.stop)
 
     @property
     def next_on_host(self) -> ChunkRun:

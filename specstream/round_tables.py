@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from specstream.batch import RoundBatch
+from specstream.kernels.tiling import Tiling, choose_tiling
 from specstream.kernels.triton_attend import MAX_OWN_ROWS, Seats
-from specstream.kv import SequenceKV
+from specstream.kv import ChunkLayout, SequenceKV
 from specstream.round_spec import ChunkRun, SeatSpec
 
 
@@ -26,7 +27,44 @@ class TableSizes:
     """Device blocks that a seat's rows may fall into."""
     groups: int
     """Groups that stream in each layer."""
+    groups_per_seat: int
+    """The most of them that are of one seat."""
     chunks_per_group: int
+
+
+MOST_STAGED_PARTS = 32
+"""Partial results of a row over streamed keys: a group's attention is to be quicker than its transfer, no more."""
+
+
+@dataclass(frozen=True)
+class Tilings:
+    """How the launches of a layer are cut."""
+
+    local: Tiling
+    """Over the keys on the device."""
+    staged: Tiling
+    """Over the keys of a group."""
+
+    @classmethod
+    def of(cls, sizes: TableSizes, layout: ChunkLayout, num_heads: int) -> Tilings:
+        most_rows = min(MAX_OWN_ROWS, sizes.rows)
+
+        def tiling(seats: int, chunks: int) -> Tiling:
+            kv_heads, keys = layout.num_kv_heads, chunks * layout.chunk_tokens
+            return choose_tiling(seats, kv_heads, num_heads // kv_heads, most_rows, keys, layout.head_dim, layout.dtype)
+
+        staged = tiling(1, sizes.chunks_per_group)
+        splits = max(1, min(staged.splits, MOST_STAGED_PARTS // max(1, sizes.groups_per_seat)))
+        return cls(tiling(sizes.seats, sizes.blocks), replace(staged, splits=splits))
+
+    @property
+    def local_parts(self) -> int:
+        """Partial results of the keys on the device, the round's own rows included."""
+        return self.local.splits + 1
+
+    def parts(self, sizes: TableSizes) -> int:
+        """Partial results of a row, at most."""
+        return self.local_parts + sizes.groups_per_seat * self.staged.splits
 
 
 @dataclass
@@ -34,6 +72,7 @@ class RoundTables:
     """Rows, lengths and block tables of a round; seats are numbered in the order of `RoundSpec.seats`."""
 
     sizes: TableSizes
+    tilings: Tilings
     device: torch.device
     input_ids: Tensor = field(init=False)
     """int64 [1, rows]"""
@@ -45,6 +84,8 @@ class RoundTables:
     """int64 [rows, 2]: each row sees itself and the rows of its seat before it."""
     local: Seats = field(init=False)
     """The keys on the device."""
+    part_count: Tensor = field(init=False)
+    """int32 [seats]: partial results that each layer leaves for the seat's rows."""
     groups: tuple[Seats, ...] = field(init=False)
     """The keys of each streamed group, in a ring slot; only the group's own seat has rows."""
     position: Tensor = field(init=False)
@@ -54,7 +95,7 @@ class RoundTables:
 
     def __post_init__(self) -> None:
         sizes, pin = self.sizes, self.device.type == "cuda"
-        wide, narrow = 4 * sizes.rows, sizes.seats * (4 + sizes.blocks + sizes.append_blocks + 2 * sizes.groups)
+        wide, narrow = 4 * sizes.rows, sizes.seats * (5 + sizes.blocks + sizes.append_blocks + 3 * sizes.groups)
         self._host = [torch.zeros(n, dtype=d, pin_memory=pin) for n, d in ((wide, torch.int64), (narrow, torch.int32))]
         self._tensors = [torch.zeros_like(buffer, device=self.device) for buffer in self._host]
         mine, theirs = self._cut(self._tensors), self._cut(self._host)
@@ -62,14 +103,26 @@ class RoundTables:
         self.input_ids, self.position_ids = mine["input_ids"][None], mine["position_ids"][None]
         self.logit_rows = torch.arange(sizes.rows, device=self.device)
         self.ancestors, self.position = mine["ancestors"], mine["position"]
-        self.append_table = mine["append_table"]
-        self.local = Seats(mine["row_start"], mine["row_count"], mine["block_table"], mine["key_count"])
+        self.append_table, self.part_count = mine["append_table"], mine["part_count"]
+        first = torch.zeros(sizes.seats, dtype=torch.int32, device=self.device)
+        self.local = Seats(mine["row_start"], mine["row_count"], mine["block_table"], mine["key_count"], first)
         in_order = torch.arange(sizes.chunks_per_group, dtype=torch.int32, device=self.device)
         slot = in_order.repeat(sizes.seats, 1)
         self.groups = tuple(
-            Seats(mine["row_start"], mine["group_rows"][group], slot, mine["group_keys"][group])
+            Seats(
+                mine["row_start"],
+                mine["group_rows"][group],
+                slot,
+                mine["group_keys"][group],
+                mine["group_part"][group],
+            )
             for group in range(sizes.groups)
         )
+
+    @property
+    def inputs(self) -> dict[str, Tensor]:
+        """The model's."""
+        return {"input_ids": self.input_ids, "position_ids": self.position_ids, "logit_rows": self.logit_rows}
 
     def fill(
         self, seats: tuple[SeatSpec, ...], groups: tuple[ChunkRun, ...], batch: RoundBatch, chunk_tokens: int
@@ -93,8 +146,11 @@ class RoundTables:
             first, last = kv.length // chunk_tokens, (kv.length + rows.count - 1) // chunk_tokens
             target = [kv.blocks[seat.device_slot(chunk)] for chunk in range(first, last + 1)]
             write["append_table"][index, : len(target)] = target
+            write["part_count"][index] = self.tilings.local_parts
         for group, run in enumerate(groups):
             index = places[run.seat]
+            write["group_part"][group, index] = write["part_count"][index]
+            write["part_count"][index] += self.tilings.staged.splits
             write["group_rows"][group, index] = batch.seats[run.seat].count
             write["group_keys"][group, index] = run.count * chunk_tokens
         for mine, theirs in zip(self._tensors, self._host, strict=True):
@@ -105,7 +161,7 @@ class RoundTables:
         sizes = self.sizes
         wide = torch.split(buffers[0], [sizes.rows, sizes.rows, 2 * sizes.rows])
         seats, groups = sizes.seats, sizes.groups
-        parts = [seats] * 4 + [seats * sizes.blocks, seats * sizes.append_blocks, groups * seats, groups * seats]
+        parts = [seats] * 5 + [seats * sizes.blocks, seats * sizes.append_blocks] + [groups * seats] * 3
         narrow = torch.split(buffers[1], parts)
         return {
             "input_ids": wide[0],
@@ -115,10 +171,12 @@ class RoundTables:
             "row_count": narrow[1],
             "key_count": narrow[2],
             "position": narrow[3],
-            "block_table": narrow[4].view(seats, sizes.blocks),
-            "append_table": narrow[5].view(seats, sizes.append_blocks),
-            "group_rows": narrow[6].view(groups, seats),
-            "group_keys": narrow[7].view(groups, seats),
+            "part_count": narrow[4],
+            "block_table": narrow[5].view(seats, sizes.blocks),
+            "append_table": narrow[6].view(seats, sizes.append_blocks),
+            "group_rows": narrow[7].view(groups, seats),
+            "group_keys": narrow[8].view(groups, seats),
+            "group_part": narrow[9].view(groups, seats),
         }
 
 

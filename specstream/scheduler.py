@@ -30,6 +30,8 @@ class RequestRows:
     candidates: Candidates
     logits: int
     """How many of its last rows need logits: none while more of the prompt is to come."""
+    buffer_start: int | None = None
+    """Where its chunks begin in the prompt buffer; None: its rows go to its own blocks."""
     accepted: int = 0
     produced: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
@@ -47,16 +49,20 @@ class RequestRows:
 
     def seat_spec(self, most_candidates: int) -> SeatSpec:
         """Its structure; a verification is given the span of a full block, so that rounds look alike."""
-        kv = self.kv
+        kv, open_chunk = self.kv, self.kv.length // self.kv.layout.chunk_tokens
         certain = kv.length + (len(self.tokens) if self.prompt else 0)
+        span = kv.span_of(len(self.tokens) if self.prompt else most_candidates + 1)
+        if self.buffer_start is not None:  # exactly
+            span = kv.layout.chunks_of(certain) - open_chunk
         return SeatSpec(
             seat=self.sequence.seat,
             resident=kv.resident,
             tail_slots=kv.tail_slots,
             streamed=kv.streamed,
             offload=kv.offload_after(certain),
-            open=kv.length // kv.layout.chunk_tokens,
-            span=kv.span_of(len(self.tokens) if self.prompt else most_candidates + 1),
+            open=open_chunk,
+            span=span,
+            buffer_start=self.buffer_start,
         )
 
 
@@ -68,7 +74,6 @@ class Scheduler:
     store: DeviceStore
     host: HostStore
     max_num_seqs: int
-    max_num_batched_tokens: int
     waiting: deque[Sequence] = field(default_factory=deque)
     running: list[Sequence] = field(default_factory=list)
     free_seats: list[int] = field(init=False)
@@ -162,17 +167,20 @@ class Scheduler:
         That is every request's candidates, or the next part of its prompt while the token budget lasts.
         """
         rows = []
-        budget = self.max_num_batched_tokens
+        budget, buffered = self.memory.max_num_batched_tokens, 0
         for sequence in running:
             kv, tokens = sequence.kv, sequence.tokens
             assert kv is not None
             if kv.length < sequence.prompt_length:
-                count = min(sequence.prompt_length - kv.length, budget, kv.room)
-                if count > 0:
-                    budget -= count
-                    stop = kv.length + count
-                    last = int(stop == sequence.prompt_length)
-                    rows.append(RequestRows(sequence, kv, tokens[kv.length : stop], True, Candidates(), last))
+                wanted = min(sequence.prompt_length - kv.length, budget)
+                stop = kv.length + kv.prompt_rows(wanted, self.memory.prompt_chunks - buffered)
+                if stop > kv.length:
+                    budget -= stop - kv.length
+                    chunks, last = kv.buffered_after(stop), int(stop == sequence.prompt_length)
+                    part = RequestRows(sequence, kv, tokens[kv.length : stop], True, Candidates(), last)
+                    part.buffer_start = buffered if chunks else None
+                    buffered += chunks
+                    rows.append(part)
             else:
                 room = min(kv.room, sequence.limit - len(tokens))
                 candidates = sequence.candidates.first(room - 1)

@@ -16,9 +16,9 @@ def new_stream(device: torch.device, *, high_priority: bool) -> torch.cuda.Strea
     return stream
 
 
-def record(stream: torch.cuda.Stream) -> torch.cuda.Event:
-    """An event for what the stream has been given so far."""
-    event: torch.cuda.Event = _untyped.Event()
+def record(stream: torch.cuda.Stream, *, timed: bool = False) -> torch.cuda.Event:
+    """An event for what the stream has been given so far; a timed one says when that was done."""
+    event: torch.cuda.Event = _untyped.Event(enable_timing=timed)
     event.record(stream)
     return event
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -67,6 +71,17 @@ def prompt(length: int, seed: int = 0) -> tuple[int, ...]:
     """Random token ids."""
     generator = torch.Generator().manual_seed(1000 * seed + length)
     return tuple(torch.randint(VOCAB, (length,), generator=generator).tolist())
+
+
+def script(name: str) -> ModuleType:
+    """A benchmark's module, which is no part of the package."""
+    file = Path(__file__).parents[1] / "benchmarks" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,10 @@ def seats(draw: st.DrawFn, number: int) -> SeatSpec:
     if resident == 4:  # all that it has is on the device
         return SeatSpec(number, resident, tail, 0, 0, draw(st.integers(0, 4)), span)
     streamed, offload = draw(st.integers(0, 9)), draw(st.integers(0, behind + span))
+    if draw(st.booleans()):  # a part of a prompt, in the prompt buffer
+        offload, begun = draw(st.integers(1, 9)), 0 if streamed else draw(st.integers(0, resident))
+        span = begun + offload + draw(st.integers(0, 1))
+        return SeatSpec(number, resident, tail, streamed, offload, resident + streamed - begun, span, 20 * number)
     return SeatSpec(number, resident, tail, streamed, offload, resident + streamed + behind, span)
 
 

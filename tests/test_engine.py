@@ -346,7 +346,9 @@ def test_metrics_are_what_vllm_defines() -> None:
         assert metrics.draft_acceptance_rate == 1.0
         assert metrics.decode_tokens == 13
         assert metrics.tokens_per_second == 13 / metrics.decode_seconds
-        assert metrics.device_kv_bytes == engine.memory.device_kv == engine._executor.store.total_bytes
+        memory = engine.memory
+        assert metrics.device_kv_bytes == memory.device_kv
+        assert memory.device_kv + memory.prompt_buffer == engine._executor.store.total_bytes
         assert metrics.full_kv_bytes == 6 * engine.memory.layout.chunk_bytes
     with make_engine(model("qwen3"), **OPTIONS) as engine:
         engine.generate([list(prompt(9))], max_new_tokens=5)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from specstream.errors import InvalidOption, OutOfBudget
 from specstream.graph import AttentionSpec, ModelSpec
-from specstream.memory import MemoryPlan, plan_memory
+from specstream.memory import MemoryPlan, plan_memory, resolve_batched_tokens
 from specstream.options import Options, format_size, parse_size
 from tests.helpers import Request, captured, make_engine, model, prompt, reference, serve
 
@@ -68,7 +68,7 @@ def test_automatic_chunks(max_len: int, chunk: int) -> None:
 
 @pytest.mark.parametrize(
     ("layers", "slots"),
-    [(36, 9), (28, 7), (32, 8), (24, 8), (30, 10), (40, 8), (48, 8), (22, 11), (6, 6), (3, 8), (31, 8), (34, 8)],
+    [(36, 4), (28, 4), (32, 4), (24, 4), (30, 5), (42, 6), (21, 7), (18, 6), (6, 6), (3, 4), (31, 4), (22, 4)],
 )
 def test_the_ring_of_a_device_of_its_own_is_as_long_as_divides_the_layers(layers: int, slots: int) -> None:
     """Then a round of any number of groups leaves the ring where it found it; a prime number of layers cannot."""
@@ -93,9 +93,80 @@ def test_text_of_a_plan() -> None:
         "draft KV                                      5 B",
         "ring of 1 x 1 chunks                     1.00 KiB",
         "3 blocks of 4 tokens                     9.00 KiB",
+        "prompt buffer of 2 x 16 chunks          32.00 KiB",
         "host KV, at most                         1.00 MiB",
         "one request of 64 tokens                48.00 KiB",
     ]
+
+
+@pytest.mark.parametrize(
+    ("options", "chunks"),
+    [
+        ({"max_num_batched_tokens": 20}, 5 + 1),  # and one that it may begin within
+        ({"max_num_batched_tokens": 21}, 6 + 1),
+        ({"max_num_batched_tokens": 20, "max_num_seqs": 3}, 5 + 3),
+        ({"max_num_batched_tokens": 64}, 16),  # a whole request
+        ({"max_num_batched_tokens": 2048, "max_num_seqs": 2}, 2 * 16),
+        ({}, 16),
+        ({"gpu_kv_budget": "auto"}, 0),  # nothing ever streams
+        ({"gpu_kv_budget": 4 * 1024 + 15 * 3072}, 16),
+    ],
+)
+def test_the_prompt_buffer_holds_a_round_of_prompts(options: dict[str, Any], chunks: int) -> None:
+    result = plan(**{"gpu_kv_budget": "min"} | options)
+    assert result.prompt_chunks == chunks
+    assert result.prompt_buffer == 2 * chunks * 1024
+
+
+def test_prompt_tokens_of_a_round() -> None:
+    for own_device, tokens in ((False, 2048), (True, 8192)):
+        assert resolve_batched_tokens(Options(), own_device=own_device) == tokens
+        assert resolve_batched_tokens(Options(max_num_batched_tokens=7), own_device=own_device) == 7
+    assert plan().max_num_batched_tokens == 2048
+    on_device = plan_memory(Options(max_model_len=64), SPEC, weights=0, free_host=GIB, free_device=GIB)
+    assert on_device.max_num_batched_tokens == 8192
+
+
+def test_an_automatic_budget_of_a_device_leaves_room_for_the_prompt_buffer() -> None:
+    def device_kv(batched: int) -> int:
+        options = Options(max_model_len=8192, max_num_seqs=1, chunk_tokens=64, max_num_batched_tokens=batched)
+        return plan_memory(options, SPEC, weights=0, free_host=GIB, free_device=6 << 20).device_kv
+
+    chunks = 64 - 1
+    assert device_kv(64) - device_kv(64 * 64) == pytest.approx(2 * chunks * 64 * 256, abs=64 * 768)
+
+
+# A device of its own
+
+
+def device_plan(free_device: int, draft_kv: int = 0, **options: Any) -> MemoryPlan:
+    defaults: dict[str, Any] = {"max_model_len": 64, "chunk_tokens": 4, "num_speculative_tokens": 3, "max_num_seqs": 1}
+    return plan_memory(
+        Options(**defaults | options), SPEC, weights=11, draft_kv=draft_kv, free_host=GIB, free_device=free_device
+    )
+
+
+LEAST = 1024 + 3 * 3072
+"""A slot of one chunk and a tail."""
+
+
+def test_what_a_device_has_free_is_not_exceeded() -> None:
+    assert device_plan(LEAST, gpu_kv_budget="min").device_kv == LEAST
+    assert device_plan(LEAST + 5, 5, gpu_kv_budget="min").device_kv == LEAST
+    assert device_plan(1 << 20, gpu_kv_budget="1GiB").device_kv < 1 << 20  # more than it could ever use
+    with pytest.raises(OutOfBudget, match=r"The least that works is 10\.00 KiB\. Ways out: fewer"):
+        device_plan(LEAST - 1, gpu_kv_budget="min")
+    with pytest.raises(OutOfBudget, match=r"and the draft's KV 5 B; 10\.00 KiB are free .* a smaller draft_window"):
+        device_plan(LEAST + 4, 5, gpu_kv_budget="auto")
+
+
+def test_a_budget_beyond_what_a_device_has_free_is_refused_with_one_that_fits() -> None:
+    free, draft_kv = 40_000, 1000
+    with pytest.raises(OutOfBudget, match="a gpu_kv_budget of at most") as refused:
+        device_plan(free, draft_kv, gpu_kv_budget="1MiB", max_model_len=4096)
+    assert format_size(LEAST) in str(refused.value)
+    plan = device_plan(free, draft_kv, gpu_kv_budget=free - draft_kv, max_model_len=4096)
+    assert plan.device_kv + draft_kv <= free
 
 
 # Planned is allocated
@@ -118,6 +189,7 @@ def test_planned_bytes_are_allocated_bytes(options: dict[str, Any]) -> None:
         memory, drafter = engine.memory, engine._speculator.drafter
         store = engine._executor.store
         assert memory.device_kv == store.blocks.untyped_storage().nbytes() + store.ring.untyped_storage().nbytes()
+        assert memory.prompt_buffer == store.prompt.untyped_storage().nbytes()
         if isinstance(options["gpu_kv_budget"], int):
             assert memory.device_kv <= options["gpu_kv_budget"]
         assert memory.weights == captured(target).weight_bytes

@@ -73,6 +73,14 @@ AFTER_PROMPT = round_spec(SeatSpec(0, 0, 3, streamed=2, offload=2, open=2, span=
 REUSING = round_spec(SeatSpec(0, 0, 3, streamed=2, offload=1, open=2, span=2))
 """A part of a prompt whose second chunk takes the device slot of the first one, long written out."""
 
+BUFFERED = round_spec(
+    SeatSpec(0, 1, 3, streamed=2, offload=4, open=3, span=5, buffer_start=0),
+    SeatSpec(1, 2, 3, streamed=0, offload=1, open=1, span=2, buffer_start=5),
+    layers=3,
+    drafts=0,
+)
+"""Parts of two prompts in the prompt buffer; the third layer takes the slot of the first."""
+
 BROKEN: dict[str, tuple[Plan, Callable[[Plan], Plan], Plan | None, str]] = {
     "slot refilled while it is read": (
         make_plan(STEADY),
@@ -143,6 +151,36 @@ BROKEN: dict[str, tuple[Plan, Callable[[Plan], Plan], Plan | None, str]] = {
         lambda plan: plan,
         make_plan(round_spec(seat(streamed=5))),
         r"round 1: fetch/0/2 expects the chunk of that number in host/0/0\[4:5\] but finds nothing",
+    ),
+    "prompt buffer refilled before it is written out": (
+        make_plan(BUFFERED),
+        without_waits(Lane.TARGET, "offload/0"),
+        None,
+        r"append/2 writes prompt/0\[0:4\] while it may still be read by round 0: offload/0/0",
+    ),
+    "prompt buffer refilled before it is written out, across rounds": (
+        make_plan(BUFFERED),
+        lambda plan: without(plan, lambda s: s.op is StepOp.SYNC and s.lane is Lane.STORE),
+        make_plan(replace(BUFFERED, in_flight=0)),
+        r"round 1: append/0 writes prompt/0\[0:4\] while it may still be read by round 0: offload/2/0",
+    ),
+    "prompt buffer written out before it is filled": (
+        make_plan(BUFFERED),
+        without_waits(Lane.STORE, "append/1"),
+        None,
+        r"offload/1/0 reads prompt/1\[0:4\] while it may still be written by round 0: append/1",
+    ),
+    "prompt buffer read when another layer has it": (
+        make_plan(BUFFERED),
+        lambda plan: with_task(plan, "local/2", expects=plan.by_name["local/0"].expects),
+        None,
+        r"local/2 expects layer 0 seat 0 chunks 3:7 in prompt/0\[0:4\] but finds layer 2 seat 0 chunks 3:7",
+    ),
+    "part of a prompt that is not written out": (
+        make_plan(BUFFERED),
+        lambda plan: without_task(plan, "offload/1/1"),
+        make_plan(round_spec(SeatSpec(0, 1, 3, 6, 0, 7, 1), SeatSpec(1, 2, 3, 1, 0, 3, 1), layers=3)),
+        r"round 1: fetch/1/3 expects the chunk of that number in host/1/1\[2:3\] but finds nothing",
     ),
     "deadlock": (
         make_plan(STEADY),
@@ -237,6 +275,12 @@ def specs(draw: st.DrawFn) -> tuple[SeatSpec, ...]:
     for number in range(draw(st.integers(1, 3))):
         tail = draw(st.sampled_from([3, 5]))
         resident, streamed = draw(st.integers(0, 3)), draw(st.integers(0, 9))
+        if draw(st.booleans()):
+            offload, rest = draw(st.integers(1, 9)), draw(st.integers(0, 1))
+            seats.append(
+                SeatSpec(number, resident, tail, streamed, offload, resident + streamed, offload + rest, 20 * number)
+            )
+            continue
         offload = draw(st.integers(0, tail - 2)) if streamed or draw(st.booleans()) else 0
         behind = draw(st.sampled_from([0, offload]))  # full chunks before the open one
         span = min(offload + 1, tail - behind)

@@ -17,22 +17,31 @@ from specstream.pipeline import PassRunner
 from specstream.plan import Lane, StepOp
 from specstream.planner import Planner, round_passes
 from specstream.round_graph import Region, RoundGraph, Task, TaskKind
-from specstream.round_spec import RoundSpec
+from specstream.round_spec import RoundSpec, SeatSpec
 from specstream.simulate import simulate
 from tests.toy import make_plan, round_spec, seat, toy_model
 
 GOLDEN = Path(__file__).parent / "golden"
 SPEC = round_spec(seat(streamed=3, offload=1), seat(1, resident=2, streamed=0), layers=2, slots=2, group=2)
+PROMPTS = round_spec(
+    SeatSpec(0, 0, 3, streamed=3, offload=4, open=3, span=5, buffer_start=0),
+    SeatSpec(1, 2, 3, streamed=0, offload=3, open=0, span=5, buffer_start=5),
+    layers=3,
+    group=4,
+    drafts=0,
+)
+"""A later part of one prompt and the whole of another."""
 
 
 def expand(spec: RoundSpec) -> RoundGraph:
     return ExpandFetches(spec).run(toy_model(spec.num_layers))
 
 
-def test_the_round_graph_reads_as_it_always_did() -> None:
+@pytest.mark.parametrize(("name", "spec"), [("round_graph.txt", SPEC), ("prompt_round_graph.txt", PROMPTS)])
+def test_the_round_graph_reads_as_it_always_did(name: str, spec: RoundSpec) -> None:
     """To accept a change: delete the file, run the test (it writes the file and fails), read the difference."""
-    path = GOLDEN / "round_graph.txt"
-    text = expand(SPEC).to_text()
+    path = GOLDEN / name
+    text = expand(spec).to_text()
     if not path.exists():
         path.write_text(text, encoding="utf-8")
         pytest.fail(f"{path.name} was missing; it is written anew")
@@ -116,6 +125,13 @@ def test_waits_are_only_those_that_are_not_implied() -> None:
             broken = replace(plan, steps=tuple(s for s in plan.steps if s != step))
             with pytest.raises(InvalidPlan):
                 broken.check()
+
+
+def test_a_wait_for_an_offload_stands_for_no_other() -> None:
+    """A round of this form may have nothing to write out; then the fetch into the slot still waits for its reader."""
+    plan = make_plan(round_spec(seat(streamed=1, offload=1), slots=3))
+    waits = {step.name for step in plan.steps if step.op is StepOp.WAIT and step.lane is Lane.LINK}
+    assert {"offload/1/0", "attend/0/0"} <= waits
 
 
 def test_a_graph_that_cannot_be_ordered_is_a_deadlock() -> None:

@@ -9,12 +9,11 @@ pytest.importorskip("triton")
 
 from specstream.kernels.attention import AttentionState, merge_states
 from specstream.kernels.tiling import MAX_SPLITS, Tiling, choose_splits, choose_tiling
-from specstream.kernels.triton_attend import Seats
+from specstream.kernels.triton_attend import Seats, attend
 from specstream.kernels.triton_merge import merge
 from tests.attention_cases import (
     INF,
     NAN,
-    assert_states_equal,
     check_round,
     make_case,
     run_attend,
@@ -78,7 +77,7 @@ def test_blocks_beyond_32_bit_offsets() -> None:
     case.seats.block_table.add_(spare)
     case.own.append_table.add_(spare)
     expected, row = case.expected(), case.rows[0].start
-    _, out = run_merge(case, run_attend(case, SMALL))
+    out = run_merge(case, run_attend(case, SMALL))
     torch.testing.assert_close(out.double(), expected.out, atol=2e-3, rtol=2e-3)
     appended = kv[int(case.own.append_table[0, 0]), :, :, 40]
     assert torch.equal(appended, torch.stack([case.own.key[:, row], case.own.value[:, row]]))
@@ -90,16 +89,13 @@ def test_rows_of_no_seat_are_not_touched_and_give_zero() -> None:
     padding = torch.ones(case.query.shape[1], dtype=torch.bool)
     padding[case.rows[0].start : case.rows[0].stop] = False
     assert parts.out[:, :, padding].isnan().all()
-    state, out = run_merge(case, parts)
-    assert (out[:, padding] == 0).all()
-    assert (state.out[:, padding] == 0).all()
-    assert (state.lse[:, padding] == -INF).all()
+    assert (run_merge(case, parts)[:, padding] == 0).all()
 
 
 def test_nan_in_a_row_is_not_hidden() -> None:
     case = make_case([2], [20], kv_heads=1, head_dim=16)
     case.query[0, case.rows[0].start] = NAN
-    _, out = run_merge(case, run_attend(case, SMALL))
+    out = run_merge(case, run_attend(case, SMALL))
     assert out[0, case.rows[0].start].isnan().all()
     assert not out[1].isnan().any()
 
@@ -108,7 +104,7 @@ def test_a_nan_among_listed_keys_is_seen() -> None:
     """The twin of all tests that fill what is not listed with NaN."""
     case = make_case([2], [20], kv_heads=1, head_dim=16)
     case.kv[int(case.seats.block_table[0, 1]), 1, 0, 3] = NAN
-    _, out = run_merge(case, run_attend(case, SMALL))
+    out = run_merge(case, run_attend(case, SMALL))
     assert out[:, case.rows[0].start].isnan().all()
 
 
@@ -116,86 +112,89 @@ def test_a_wrong_mask_changes_the_output() -> None:
     case = make_case([4], [20], kv_heads=1, head_dim=16)
     expected = case.expected()
     case.own.ancestors[case.rows[0].start + 2, 0] ^= 1
-    _, out = run_merge(case, run_attend(case, SMALL))
+    out = run_merge(case, run_attend(case, SMALL))
     wrong = (out.double() - expected.out).abs().amax(dim=(0, 2)) > 1e-3
     assert wrong.nonzero().flatten().tolist() == [case.rows[0].start + 2]
 
 
-def test_streamed_groups_merge_into_the_state_of_their_seat() -> None:
-    """Own rows first, then each seat's keys in two launches of that seat alone, then the output."""
-    case = make_case([3, 2], [64, 48], head_dim=16)
+def test_streamed_groups_add_to_the_parts_of_their_seat() -> None:
+    """Own rows in one launch, each seat's keys in two or three of that seat alone, then the output of all of them."""
+    case = make_case([3, 2], [80, 32], head_dim=16)
     everything, keys = case.expected(), case.seats.key_count.clone()
     case.seats.key_count.zero_()
-    state, _ = run_merge(case, run_attend(case, SMALL))
-    assert_states_equal(state, case.expected(), 2e-5)
-    out = torch.full(case.query.shape, NAN)
-    groups = [(seat, blocks) for seat in (0, 1) for blocks in (slice(0, 2), slice(2, int(keys[seat]) // 16))]
+    heads, rows, dim = case.query.shape
+    parts = AttentionState(torch.full((9, heads, rows, dim), NAN), torch.full((9, heads, rows), NAN))
+    attend(case.query, case.kv, case.seats, case.scale, SMALL, parts, case.own)
+    counts = torch.tensor([3, 3], dtype=torch.int32)  # two splits without keys, and the own rows
+    groups = [(seat, slice(first, first + 2)) for seat in (0, 1) for first in range(0, int(keys[seat]) // 16, 2)]
+    assert len(groups) == 4
     for seat, blocks in groups:
         table = case.seats.block_table[seat : seat + 1, blocks]
-        one = slice(seat, seat + 1)
-        count = torch.tensor([table.shape[1] * 16], dtype=torch.int32)
-        seats = Seats(case.seats.row_start[one], case.seats.row_count[one], table, count)
-        before = AttentionState(state.out.clone(), state.lse.clone())
-        parts = run_attend(case, SMALL, own=False, seats=seats)
-        merge(parts, seats, state, resume=True, out=out)
-        others = [row for row in range(case.query.shape[1]) if row not in case.rows[seat]]
-        assert torch.equal(state.out[:, others], before.out[:, others])
-        assert torch.equal(state.lse[:, others], before.lse[:, others])
-    assert_states_equal(state, everything, 2e-5)
-    torch.testing.assert_close(out.double(), everything.out, atol=2e-5, rtol=2e-5)
-
-
-def test_a_launch_without_keys_leaves_the_state_bit_for_bit() -> None:
-    case = make_case([3], [0], head_dim=16)
-    heads, rows, dim = case.query.shape
-    state = AttentionState(torch.randn(heads, rows, dim), torch.randn(heads, rows) * 50)
-    before = AttentionState(state.out.clone(), state.lse.clone())
-    merge(run_attend(case, SMALL, own=False), case.seats, state, resume=True)
-    assert torch.equal(state.out, before.out)
-    assert torch.equal(state.lse, before.lse)
-
-
-def test_merging_two_empties_is_empty() -> None:
-    case = make_case([3], [0], head_dim=16)
-    heads, rows, dim = case.query.shape
-    state = AttentionState(torch.zeros(heads, rows, dim), torch.full((heads, rows), -INF))
+        blocks_here = min(2, int(keys[seat]) // 16 - blocks.start)
+        count = torch.tensor([blocks_here * 16], dtype=torch.int32)
+        one, others = slice(seat, seat + 1), [row for row in range(rows) if row not in case.rows[seat]]
+        seats = Seats(case.seats.row_start[one], case.seats.row_count[one], table, count, counts[one].clone())
+        before = parts.lse.clone()
+        attend(case.query, case.kv, seats, case.scale, SMALL, parts)
+        counts[seat] += SMALL.splits
+        assert torch.equal(parts.lse[:, :, others].nan_to_num(), before[:, :, others].nan_to_num())
+    assert counts.tolist() == [9, 5]
     out = torch.full(case.query.shape, NAN)
-    merge(run_attend(case, SMALL, own=False), case.seats, state, resume=True, out=out)
-    assert (state.out == 0).all()
-    assert (state.lse == -INF).all()
-    assert (out == 0).all()
+    merge(parts, case.seats, counts, out)
+    torch.testing.assert_close(out.double(), everything.out, atol=2e-5, rtol=2e-5)
+    counts[0] -= SMALL.splits  # the twin: one group less is another result
+    merge(parts, case.seats, counts, out)
+    assert not torch.allclose(out[:, case.rows[0].start].double(), everything.out[:, case.rows[0].start], atol=1e-3)
 
 
-@pytest.mark.parametrize("splits", [1, 3, 64])
+def test_parts_without_keys_change_nothing() -> None:
+    case = make_case([3], [20], head_dim=16)
+    parts = run_attend(case, SMALL)
+    case.seats.key_count.zero_()
+    empty = run_attend(case, SMALL, own=False)
+    own = slice(case.rows[0].start, case.rows[0].stop)
+    assert (empty.lse[:, :, own] == -INF).all()
+    assert (empty.out[:, :, own] == 0).all()
+    both = AttentionState(torch.cat([parts.out, empty.out]), torch.cat([parts.lse, empty.lse]))
+    assert torch.equal(run_merge(case, both), run_merge(case, parts))
+
+
+def test_merging_empties_is_empty() -> None:
+    case = make_case([3], [0], head_dim=16)
+    assert (run_merge(case, run_attend(case, SMALL, own=False)) == 0).all()
+
+
+@pytest.mark.parametrize("splits", [1, 3, 16, 17, 64])
 def test_merge_agrees_with_the_reference(splits: int) -> None:
     case = make_case([3], [0], head_dim=80)
     heads, rows, dim = case.query.shape
     parts = AttentionState(torch.randn(splits, heads, rows, dim), torch.randn(splits, heads, rows) * 5)
-    earlier = AttentionState(torch.randn(heads, rows, dim), torch.randn(heads, rows) * 5)
-    expected = AttentionState(earlier.out.double(), earlier.lse.double())
+    parts.lse[:, 0] = -INF  # a head that has seen no key
+    parts.out[:, 0] = 0
+    parts.lse[: splits // 2, 1] = -INF  # and one that has seen some only in later parts
+    parts.out[: splits // 2, 1] = 0
+    expected = AttentionState(torch.zeros(heads, rows, dim).double(), torch.full((heads, rows), -INF).double())
     for out, lse in zip(parts.out.double(), parts.lse.double(), strict=True):
         expected = merge_states(expected, AttentionState(out, lse))
-    merge(parts, case.seats, earlier, resume=True)
     own = slice(case.rows[0].start, case.rows[0].stop)
-    assert_states_equal(
-        AttentionState(earlier.out[:, own], earlier.lse[:, own]),
-        AttentionState(expected.out[:, own], expected.lse[:, own]),
-        2e-6,
-    )
+    got = run_merge(case, parts)
+    torch.testing.assert_close(got[:, own].double(), expected.out[:, own], atol=2e-6, rtol=2e-6)
 
 
 def test_a_long_history_in_parts_equals_one_pass() -> None:
     case = make_case([2], [3072 + 64], kv_heads=1, group=1, head_dim=16, tokens=64)
     whole, table = case.expected(own=False), case.seats.block_table
-    state, _ = run_merge(case, run_attend(case, Tiling(16, 1, 64, 3), own=False))
-    assert_states_equal(state, whole, 2e-6)
+    out = run_merge(case, run_attend(case, Tiling(16, 1, 64, 3), own=False))
+    torch.testing.assert_close(out.double(), whole.out, atol=2e-6, rtol=2e-6)
     first, last = (
-        Seats(case.seats.row_start, case.seats.row_count, blocks, torch.tensor([count], dtype=torch.int32))
-        for blocks, count in ((table[:, :48], 3072), (table[:, 48:], 64))
+        Seats(case.seats.row_start, case.seats.row_count, blocks, torch.tensor([count], dtype=torch.int32), at)
+        for blocks, count, at in ((table[:, :48], 3072, torch.tensor([0])), (table[:, 48:], 64, torch.tensor([3])))
     )
-    state, _ = run_merge(case, run_attend(case, Tiling(16, 1, 64, 3), own=False, seats=last))
-    merge(run_attend(case, Tiling(16, 1, 64, 1), own=False, seats=first), first, state, resume=True)
-    assert_states_equal(state, whole, 2e-6)
+    parts = run_attend(case, Tiling(16, 1, 64, 4), own=False)
+    parts.out.fill_(NAN)
+    for seats, splits in ((last, 1), (first, 3)):
+        attend(case.query, case.kv, seats, case.scale, Tiling(16, 1, 64, splits), parts)
+    torch.testing.assert_close(run_merge(case, parts).double(), whole.out, atol=2e-6, rtol=2e-6)
 
 
 @pytest.mark.parametrize("shift", [-1e5, 1e5])
@@ -213,19 +212,9 @@ def test_scores_far_from_zero(shift: float) -> None:
     torch.testing.assert_close(one_part.out[0, :, own].double(), expected.out[:, own], atol=2e-5, rtol=2e-5)
     torch.testing.assert_close(one_part.lse[0, :, own].double(), expected.lse[:, own], atol=0.0, rtol=1e-7)
     expected = case.expected()
-    state, out = run_merge(case, run_attend(case, SMALL))
+    out = run_merge(case, run_attend(case, SMALL))
     # Between parts, the weights are as exact as a float32 of 1e5: to 2**-8.
     torch.testing.assert_close(out.double(), expected.out, atol=4e-3, rtol=4e-3)
-    torch.testing.assert_close(state.lse.double(), expected.lse, atol=0.0, rtol=1e-7)
-
-
-def test_no_workspace_is_needed_beyond_what_is_given() -> None:
-    """The output alone, without a state."""
-    case = make_case([2, 1], [20, 3], head_dim=16)
-    out = torch.full(case.query.shape, NAN)
-    expected = case.expected()
-    merge(run_attend(case, SMALL), case.seats, out=out)
-    torch.testing.assert_close(out.double(), expected.out, atol=2e-5, rtol=2e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -17,20 +17,24 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from specstream.kernels.triton_attend import _attend_kernel
+from specstream.kernels.triton_linear import _linear_kernel
 from specstream.kernels.triton_merge import _merge_kernel
+from specstream.kernels.triton_merge_states import BLOCK_ROWS, _merge_states_kernel
 
 TYPES = {"query": "*bf16", "kv": "*bf16", "own_key": "*bf16", "own_value": "*bf16", "out": "*bf16", "scale": "fp32"}
+TYPES |= {name + str(i): "*bf16" for name in ("weight", "bias", "out") for i in range(3)} | {"x": "*bf16"}
 TYPES |= {"ancestors": "*i64", "part_out": "*fp32", "part_lse": "*fp32", "state_out": "*fp32", "state_lse": "*fp32"}
 TYPES |= {name: "*i32" for name in ("row_start", "row_count", "block_table", "key_count", "position", "append_table")}
+TYPES |= {name: "*i32" for name in ("first_part", "part_count")}
 
 
-def build(kernel, **constants):
+def build(kernel, num_warps=4, num_stages=3, **constants):
     names = kernel.arg_names
     signature = {n: "constexpr" if n in constants else TYPES.get(n, "i32") for n in names}
     aligned = [i for i, n in enumerate(names) if signature[n].startswith("*") or n.endswith("_stride")]
     attributes = {(i,): [["tt.divisibility", 16]] for i in aligned}
     source = ASTSource(kernel, signature, {(names.index(n),): value for n, value in constants.items()}, attributes)
-    return compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4, "num_stages": 3})
+    return compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": num_warps, "num_stages": num_stages})
 
 
 for tokens in (256, 48):
@@ -41,10 +45,12 @@ for tokens in (256, 48):
                 BLOCK_KEYS=64, ROW_TILES=1, OWN=own, WIDEN=False,
             )
             print("buffers", built.asm["ttgir"].count("local_alloc : () -> !ttg.memdesc<2x64x128xbf16"))
-for state in (False, True):
-    build(
-        _merge_kernel, HEAD_DIM=80, PADDED_DIM=128, PADDED_PARTS=8, PADDED_SEATS=8, STATE=state, RESUME=state, OUT=True
-    )
+build(_merge_kernel, HEAD_DIM=80, PADDED_DIM=128, BLOCK_PARTS=16, PADDED_SEATS=8)
+for out, inner, stages in ((8, 512, 4), (64, 128, 3)):
+    sizes = {"BLOCK_ROWS": 16, "BLOCK_OUT": out, "BLOCK_IN": inner}
+    build(_linear_kernel, 2, stages, WEIGHTS=3, BIAS=False, WHOLE=True, WIDEN=False, **sizes)
+TYPES |= {"a_out": "*fp32", "b_out": "*bf16", "a_lse": "*fp32", "b_lse": "*fp32", "lse": "*fp32"}
+build(_merge_states_kernel, HEAD_DIM=80, PADDED_DIM=128, BLOCK_ROWS=BLOCK_ROWS)
 print("done")
 """
 

@@ -76,7 +76,7 @@ def test_blocks_beyond_32_bit_offsets() -> None:
     case = make_case([5, 3], [600, 300], 8, 4, 128, 256, torch.bfloat16, spare_blocks=spare, device="cuda")
     assert int(case.seats.block_table[0, 0]) * block > 2**31
     expected = case.expected()
-    _, out = run_merge(case, run_attend(case, tiling_of(case)))
+    out = run_merge(case, run_attend(case, tiling_of(case)))
     tolerance = TOLERANCE[torch.bfloat16]
     torch.testing.assert_close(out.double(), expected.out, atol=tolerance, rtol=tolerance)
     row = case.rows[0].start
@@ -98,11 +98,11 @@ def test_a_captured_round_replays_with_other_rows_lengths_and_tables() -> None:
         torch.full((tiling.splits + 1, heads, rows, dim), NAN, device="cuda"),
         torch.full((tiling.splits + 1, heads, rows), NAN, device="cuda"),
     )
-    out = torch.full_like(live.query, NAN)
+    out, counts = torch.full_like(live.query, NAN), torch.full_like(live.seats.row_count, len(parts.out))
 
     def launch() -> None:
         attend(live.query, live.kv, live.seats, live.scale, tiling, parts, live.own)
-        merge(parts, live.seats, out=out)
+        merge(parts, live.seats, counts, out)
 
     launch()
     torch.cuda.synchronize()

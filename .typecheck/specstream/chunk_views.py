@@ -1,0 +1,1 @@
+../../specstream/chunk_views.py

@@ -1,0 +1,68 @@
+"""What streaming is compared with computes what the model does, and the scripts that compare run, here on a CPU."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from specstream.bench_resident import ResidentModel
+from tests.helpers import captured, model, prompt, script
+
+
+@pytest.fixture(autouse=True)
+def small_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("LINK_COPY_BYTES", "DEVICE_COPY_BYTES"):
+        monkeypatch.setattr(f"specstream.bench_machine.{name}", {"cpu": 1 << 20})
+
+
+@torch.inference_mode()
+def test_a_resident_model_computes_what_the_model_does() -> None:
+    target, ids = model("qwen3"), torch.tensor([prompt(40)])
+    expected: Any = target(ids)
+    resident = ResidentModel(captured(target), 40)
+    for start, stop in ((0, 17), (17, 38), (38, 40)):
+        logits = resident.run(ids[:, start:stop], start, torch.arange(stop - start))
+        torch.testing.assert_close(logits, expected.logits[:, start:stop])
+    assert resident.run(ids[:, 38:], 38, torch.arange(0)).shape[1] == 0
+
+
+def figures_of(name: str, *arguments: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    file = tmp_path / "figures.json"
+    monkeypatch.setattr(sys, "argv", [name, *arguments, "--device", "cpu", "--json", str(file)])
+    script(name).main()
+    figures: dict[str, Any] = json.loads(file.read_text())
+    return figures
+
+
+def test_the_scripts_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    places: dict[str, Any] = {"tmp_path": tmp_path, "monkeypatch": monkeypatch}
+    tiny = "--target", "tiny", "--context", "128"
+    round_of_one = figures_of("resident_baseline", *tiny, **places)
+    assert round_of_one["over_graph"] == pytest.approx(round_of_one["round_ms"] / round_of_one["baseline_graph_ms"])
+    prefill = figures_of("prefill_baseline", *tiny, "--piece", "64", **places)
+    assert prefill["over_resident"] == pytest.approx(prefill["streamed_seconds"] / prefill["resident_seconds"])
+    offloaded = figures_of("offloaded_baseline", *tiny, "--new-tokens", "8", "--cache", "dynamic", **places)
+    assert offloaded["times_faster"] == pytest.approx(offloaded["transformers_token_ms"] / offloaded["token_ms"])
+
+
+def test_weights_that_a_round_reads() -> None:
+    read_bytes = script("resident_baseline").read_bytes
+    tied, apart = model("qwen3"), model("llama")
+    assert read_bytes(tied) == sum(parameter.nbytes for parameter in tied.parameters())
+    table: Any = apart.get_parameter("model.embed_tokens.weight")
+    assert read_bytes(apart) == sum(parameter.nbytes for parameter in apart.parameters()) - table.nbytes
+
+
+def test_shapes_of_attention_are_checked() -> None:
+    pytest.importorskip("triton")
+    kernels = script("attention_kernels")
+    assert kernels.asked_shape("8x32768x5") == kernels.Shape(8, 32768, 5)
+    for wrong in ("8x5", "8x5x1x1", "axbxc"):
+        with pytest.raises(argparse.ArgumentTypeError, match="is no shape like"):
+            kernels.asked_shape(wrong)
