@@ -40,6 +40,9 @@ class RoundBatch:
     """Called for each draft step after acceptance."""
     settle: Callable[[], None] = lambda: None
     """Called at the end: waits for what the two have launched."""
+    work_ahead: Callable[[], bool] = lambda: False
+    """Does some of what the host could do for the next round while a device computes this one; False if nothing is
+    left. An executor without such a time need not call it."""
 
 
 def wanted_logits(logits: Tensor, batch: RoundBatch) -> Tensor:
