@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from specstream.cost import DeviceProfile
 from specstream.round_graph import RoundGraph
@@ -16,7 +16,7 @@ class EstimateCosts:
     name: str = "estimate_costs"
 
     def run(self, ir: RoundGraph) -> RoundGraph:
-        return ir.with_tasks(replace(task, cost_us=self.profile.cost_us(task)) for task in ir.tasks)
+        return ir.with_tasks(task._replace(cost_us=self.profile.cost_us(task)) for task in ir.tasks)
 
     def check(self, ir: RoundGraph) -> None:
         """Every task has a positive cost."""

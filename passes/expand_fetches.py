@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from specstream.graph import PartitionedModel
-from specstream.round_graph import Content, Region, RoundGraph, Task, TaskKind
+from specstream.round_graph import IN_PLACE, Content, Region, RoundGraph, Task, TaskKind
 from specstream.round_spec import PROMPT_SLOTS, ChunkRun, RoundSpec, SeatSpec
 
 
@@ -65,9 +65,9 @@ class ExpandFetches:
             )
             for group, run in enumerate(spec.groups):
                 phase = "before" if fetch_index < issued_before else "now"
-                slot = fetch_index % spec.staging_slots
-                yield self._fetch(f"fetch/{layer}/{group}", layer, group, run, slot, phase)
-                yield self._attend(layer, group, run, slot, operands[0])
+                staged = _staged(layer, run, fetch_index % spec.staging_slots)
+                yield self._fetch(f"fetch/{layer}/{group}", layer, group, run, staged, phase)
+                yield self._attend(layer, group, run, staged, operands[0])
                 fetch_index += 1
             yield Task(
                 f"merge/{layer}",
@@ -78,9 +78,9 @@ class ExpandFetches:
             )
         yield self._piece(model, spec.num_layers)
         for index, (layer, run) in enumerate(spec.exit):
-            slot = (fetch_index + index) % spec.staging_slots
+            staged = _staged(layer, run, (fetch_index + index) % spec.staging_slots)
             group = index % len(spec.next_groups)
-            yield self._fetch(f"ahead/{layer}/{group}", layer, group, run, slot, "ahead")
+            yield self._fetch(f"ahead/{layer}/{group}", layer, group, run, staged, "ahead")
         yield Task(
             "accept",
             TaskKind.ACCEPT,
@@ -117,32 +117,32 @@ class ExpandFetches:
             f"offload/{layer}/{seat.seat}",
             TaskKind.OFFLOAD,
             reads=tuple(c.region for c in source),
-            writes=(Region(f"host/{layer}/{run.seat}", run.start, run.stop),),
+            writes=(host.region,),
             expects=source,
-            leaves=host,
+            leaves=(host,),
             layer=layer,
             run=run,
             link_bytes=run.count * self.spec.bytes_per_chunk,
         )
 
-    def _fetch(self, name: str, layer: int, group: int, run: ChunkRun, slot: int, phase: str) -> Task:
+    def _fetch(self, name: str, layer: int, group: int, run: ChunkRun, staged: Content, phase: str) -> Task:
+        source = _host(layer, run)
         return Task(
             name,
             TaskKind.FETCH,
-            reads=(Region(f"host/{layer}/{run.seat}", run.start, run.stop),),
-            writes=(Region("slot", slot, slot + 1),),
-            expects=_host(layer, run),
-            leaves=(_staged(layer, run, slot),),
+            reads=(source.region,),
+            writes=(staged.region,),
+            expects=(source,),
+            leaves=(staged,),
             layer=layer,
             run=run,
             group=group,
-            slot=slot,
+            slot=staged.region.start,
             phase=phase,
             link_bytes=run.count * self.spec.bytes_per_chunk,
         )
 
-    def _attend(self, layer: int, group: int, run: ChunkRun, slot: int, query: Region) -> Task:
-        staged = _staged(layer, run, slot)
+    def _attend(self, layer: int, group: int, run: ChunkRun, staged: Content, query: Region) -> Task:
         return Task(
             f"attend/{layer}/{group}",
             TaskKind.ATTEND,
@@ -152,7 +152,7 @@ class ExpandFetches:
             layer=layer,
             run=run,
             group=group,
-            slot=slot,
+            slot=staged.region.start,
             memory_bytes=run.count * self.spec.bytes_per_chunk,
         )
 
@@ -163,12 +163,12 @@ def _value(name: str) -> Region:
 
 def _device(layer: int, seat: SeatSpec, chunk: int) -> Content:
     slot = seat.device_slot(chunk)
-    return Content(Region(f"device/{layer}/{seat.seat}", slot, slot + 1), f"chunk {chunk}")
+    value = IN_PLACE if chunk < seat.resident else f"chunk {chunk}"
+    return Content(Region(f"device/{layer}/{seat.seat}", slot, slot + 1), value)
 
 
-def _host(layer: int, run: ChunkRun) -> tuple[Content, ...]:
-    buffer = f"host/{layer}/{run.seat}"
-    return tuple(Content(Region(buffer, c, c + 1), f"chunk {c}") for c in range(run.start, run.stop))
+def _host(layer: int, run: ChunkRun) -> Content:
+    return Content(Region(f"host/{layer}/{run.seat}", run.start, run.stop), IN_PLACE)
 
 
 def _staged(layer: int, run: ChunkRun, slot: int) -> Content:
@@ -201,7 +201,8 @@ def _appended(layer: int, seat: SeatSpec) -> list[Content]:
 
 
 def _on_device(layer: int, seat: SeatSpec) -> list[Content]:
-    """What the local part reads: resident chunks, and those after what is fetched, the appended included."""
+    """What the local part reads: the resident chunks, and those after what is fetched, the appended included."""
     end = seat.open + seat.span
-    own = [*range(min(seat.resident, end)), *range(seat.on_host.stop, seat.buffered.start)]
-    return [*(_device(layer, seat, chunk) for chunk in own), *_buffered(layer, seat)]
+    resident = Content(Region(f"device/{layer}/{seat.seat}", 0, min(seat.resident, end)), IN_PLACE)
+    own = [_device(layer, seat, chunk) for chunk in range(seat.on_host.stop, seat.buffered.start)]
+    return [*([resident] if seat.resident else []), *own, *_buffered(layer, seat)]

@@ -26,7 +26,7 @@ class Round:
     changed: bool
     """Whether the round before had other chunks in its places."""
     planned: bool
-    """Whether its structure was new, so that its time includes making the plan."""
+    """Whether its structure was not foreseen, so that its time includes making the plan."""
     launch_ms: float | None
     """Of the host, until it first waits for the device; None if the executor does not say."""
 
@@ -60,7 +60,8 @@ class SteadyRounds:
     def run(self) -> Round:
         """One round."""
         engine = self.engine
-        planned_before, streamed_before = engine._planner.num_planned, engine._executor.streamed_bytes
+        planner, streamed_before = engine._planner, engine._executor.streamed_bytes
+        planned_before = planner.num_planned - planner.num_ahead
         seats_before = engine._latest_spec.seats if engine._latest_spec else ()
         lengths = [self._propose(sequence) for sequence in self.sequences]
         engine.step()
@@ -77,7 +78,7 @@ class SteadyRounds:
             ms=seconds * 1e3,
             streamed_bytes=engine._executor.streamed_bytes - streamed_before,
             changed=engine._latest_spec.seats != seats_before,
-            planned=engine._planner.num_planned > planned_before,
+            planned=planner.num_planned - planner.num_ahead > planned_before,
             launch_ms=None if launch is None else launch * 1e3,
         )
 

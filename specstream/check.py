@@ -10,24 +10,37 @@ whether each reader finds what it expects.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from specstream.errors import InvalidPlan
 from specstream.plan import Lane, Plan, StepOp, lane_of
-from specstream.round_graph import Content, Region, Task, TaskKind
+from specstream.round_graph import IN_PLACE, Content, Region, Task, TaskKind
 
-Clock = dict[Lane, int]
+NUMBER = {lane: number for number, lane in enumerate(Lane)}
+Clock = list[int]
+"""A count of tasks for each lane, by its number."""
 
 
-@dataclass(frozen=True)
-class _Access:
+def _zeros() -> Clock:
+    return [0] * len(NUMBER)
+
+
+class _Access(NamedTuple):
     start: int
     stop: int
     write: bool
-    lane: Lane
-    index: int
-    task: str
+    lane: int
+    number: int
+    """Which of its lane's tasks made it."""
+    where: str
+
+
+class _Held(NamedTuple):
+    start: int
+    stop: int
+    value: str
 
 
 @dataclass
@@ -35,64 +48,73 @@ class _Machine:
     """What is known while rounds are issued step by step."""
 
     slots: int
-    lane_clock: dict[Lane, Clock] = field(default_factory=lambda: {a: dict.fromkeys(Lane, 0) for a in Lane})
-    host_clock: Clock = field(default_factory=lambda: dict.fromkeys(Lane, 0))
-    issued: Clock = field(default_factory=lambda: dict.fromkeys(Lane, 0))
+    lane_clock: list[Clock] = field(default_factory=lambda: [_zeros() for _ in Lane])
+    host_clock: Clock = field(default_factory=_zeros)
+    issued: Clock = field(default_factory=_zeros)
     accesses: dict[str, list[_Access]] = field(default_factory=lambda: defaultdict(list))
-    contents: dict[tuple[str, int], str] = field(default_factory=dict)
+    contents: dict[str, list[_Held]] = field(default_factory=lambda: defaultdict(list))
+    """Of each buffer: what it holds, in intervals that do not overlap."""
     slot_base: int = 0
 
     def place(self, region: Region) -> Region:
-        """Slots are numbered from the round's first fetch; here they need their absolute number."""
+        """Slots are numbered from the round's first fetch; here each is a buffer, by its absolute number."""
         if region.buffer != "slot":
             return region
-        slot = (self.slot_base + region.start) % self.slots
-        return Region("slot", slot, slot + 1)
+        return Region(f"slot {(self.slot_base + region.start) % self.slots}")
 
     def launch(self, task: Task, where: str) -> Clock:
-        lane = lane_of(task)
+        lane = NUMBER[lane_of(task)]
         clock = self.lane_clock[lane]
-        for other in Lane:
-            clock[other] = max(clock[other], self.host_clock[other])
+        clock[:] = map(max, clock, self.host_clock)
         self.issued[lane] += 1
-        index = self.issued[lane]
-        for write, regions in ((False, task.reads), (True, task.writes)):
-            for region in regions:
-                self._access(self.place(region), write, lane, index, clock, where)
-        clock[lane] = index
-        self._replay(task, where)
-        return dict(clock)
-
-    def _access(self, region: Region, write: bool, lane: Lane, index: int, clock: Clock, where: str) -> None:
-        kept = []
-        for old in self.accesses[region.buffer]:
-            overlaps = old.start < region.stop and region.start < old.stop
-            if overlaps and (write or old.write):
-                same = old.lane is lane and old.index == index
-                if not same and old.lane is not lane and clock[old.lane] < old.index:
-                    verbs = "writes" if write else "reads"
-                    earlier = "written" if old.write else "read"
-                    raise InvalidPlan(f"{where} {verbs} {region} while it may still be {earlier} by {old.task}")
-                if write and not same and region.start <= old.start and old.stop <= region.stop:
-                    continue  # whoever is ordered after this write is ordered after what it was ordered after
-            kept.append(old)
-        kept.append(_Access(region.start, region.stop, write, lane, index, where))
-        self.accesses[region.buffer] = kept
-
-    def _replay(self, task: Task, where: str) -> None:
+        for region in task.reads:
+            self._access(self.place(region), False, lane, clock, where)
+        for region in task.writes:
+            self._access(self.place(region), True, lane, clock, where)
+        clock[lane] = self.issued[lane]
         for content in task.expects:
-            region = self.place(content.region)
-            found = self.contents.get((region.buffer, region.start), "nothing")
-            if found != content.value:
-                raise InvalidPlan(f"{where} expects {content.value} in {region} but finds {found}")
-        for content in task.leaves:
-            region = self.place(content.region)
-            self.contents[(region.buffer, region.start)] = content.value
+            self._expect(content, where)
+        self.hold(task.leaves)
+        return clock.copy()
 
-    def hold(self, contents: Sequence[Content]) -> None:
+    def _access(self, region: Region, write: bool, lane: int, clock: Clock, where: str) -> None:
+        buffer, start, stop = region
+        kept = []
+        for old in self.accesses[buffer]:
+            old_start, old_stop, old_write, old_lane, old_number, old_where = old
+            if old_start < stop and start < old_stop:
+                if (write or old_write) and old_lane != lane and clock[old_lane] < old_number:
+                    verbs = "writes" if write else "reads"
+                    earlier = "written" if old_write else "read"
+                    raise InvalidPlan(f"{where} {verbs} {region} while it may still be {earlier} by {old_where}")
+                if start <= old_start and old_stop <= stop and (write or (old_lane == lane and not old_write)):
+                    continue  # whoever is ordered after this access is ordered after that one too
+            kept.append(old)
+        kept.append(_Access(start, stop, write, lane, self.issued[lane], where))
+        self.accesses[buffer] = kept
+
+    def _expect(self, content: Content, where: str) -> None:
+        buffer, start, stop = region = self.place(content.region)
+        found = [held for held in self.contents[buffer] if held.start < stop and start < held.stop]
+        right = sum(min(h.stop, stop) - max(h.start, start) for h in found if h.value == content.value)
+        if right != stop - start:
+            others = sorted({held.value for held in found} - {content.value})
+            raise InvalidPlan(f"{where} expects {content.value} in {region} but finds {', '.join(others) or 'nothing'}")
+
+    def hold(self, contents: Iterable[Content]) -> None:
+        """Puts contents in their places, over what was there."""
         for content in contents:
-            region = self.place(content.region)
-            self.contents[(region.buffer, region.start)] = content.value
+            buffer, start, stop = self.place(content.region)
+            kept = [_Held(start, stop, content.value)]
+            for held in self.contents[buffer]:
+                if held.stop <= start or stop <= held.start:
+                    kept.append(held)
+                    continue
+                if held.start < start:
+                    kept.append(_Held(held.start, start, held.value))
+                if stop < held.stop:
+                    kept.append(_Held(stop, held.stop, held.value))
+            self.contents[buffer] = kept
 
 
 def check_rounds(plans: Sequence[Plan]) -> None:
@@ -102,49 +124,62 @@ def check_rounds(plans: Sequence[Plan]) -> None:
         InvalidPlan: with the round, the tasks and the region or event at fault.
     """
     machine = _Machine(slots=plans[0].spec.staging_slots)
-    _enter(machine, plans[0])
+    target, draft = NUMBER[Lane.TARGET], NUMBER[Lane.DRAFT]
     carried: dict[str, Clock] = {}
     for number, plan in enumerate(plans):
         plan.validate()
         _check_bytes(plan, f"round {number}")
-        events = _carry_over(machine, plan, plans[number - 1] if number else None, carried, f"round {number}")
-        draft_before = machine.issued[Lane.DRAFT]
-        for step in plan.steps:
-            where = f"round {number}: {step.name}"
-            clock = machine.lane_clock[step.lane]
-            if step.op is StepOp.LAUNCH:
-                task = plan.by_name[step.name]
-                if lane_of(task) is not step.lane:
-                    raise InvalidPlan(f"{where} is launched on the {step.lane.value} lane, not its own")
+        before = plans[number - 1] if number else None
+        _enter(machine, plan, before)
+        events = _carry_over(machine, plan, before, carried, f"round {number}")
+        dropped = _dropped(plan, plans[number + 1]) if number + 1 < len(plans) else set()
+        draft_before = machine.issued[draft]
+        for op, step_lane, name in plan.steps:
+            where, lane = f"round {number}: {name}", NUMBER[step_lane]
+            clock = machine.lane_clock[lane]
+            if op is StepOp.LAUNCH:
+                task = plan.by_name[name]
+                if lane_of(task) is not step_lane:
+                    raise InvalidPlan(f"{where} is launched on the {step_lane.value} lane, not its own")
+                if name in dropped:
+                    task = task._replace(reads=(), expects=(), leaves=(Content(task.writes[0], "what is dropped"),))
                 done = machine.launch(task, where)
-                if step.lane is Lane.TARGET and done[Lane.DRAFT] > draft_before:
+                if lane == target and done[draft] > draft_before:
                     raise InvalidPlan(f"{where} waits for a draft task of its own round")
-            elif step.op is StepOp.RECORD:
-                events[step.name] = dict(clock)
-            elif step.op is StepOp.WAIT:
-                if step.name not in events:
-                    raise InvalidPlan(f"deadlock: {step.lane.value} waits for {where}, which is recorded only later")
-                for lane, index in events[step.name].items():
-                    clock[lane] = max(clock[lane], index)
+            elif op is StepOp.RECORD:
+                events[name] = clock.copy()
+            elif op is StepOp.WAIT:
+                if name not in events:
+                    raise InvalidPlan(f"deadlock: {step_lane.value} waits for {where}, which is recorded only later")
+                clock[:] = map(max, clock, events[name])
             else:
-                for lane, index in clock.items():
-                    machine.host_clock[lane] = max(machine.host_clock[lane], index)
+                machine.host_clock[:] = map(max, machine.host_clock, clock)
         carried = {name: clock for name, clock in events.items() if plan.by_name[name].phase == "ahead"}
         machine.slot_base = (machine.slot_base + plan.spec.num_fetches) % machine.slots
 
 
-def _enter(machine: _Machine, plan: Plan) -> None:
-    """What the rounds before have left behind: chunks on the host, chunks on the device."""
+def _enter(machine: _Machine, plan: Plan, before: Plan | None) -> None:
+    """What earlier rounds than `before` have left behind: chunks on the host, chunks on the device."""
+    seats_before = {seat.seat for seat in before.spec.seats} if before else set()
     for layer in range(plan.spec.num_layers):
         for seat in plan.spec.seats:
-            for chunk in range(seat.on_host.start, seat.on_host.stop):
-                machine.hold([Content(Region(f"host/{layer}/{seat.seat}", chunk, chunk + 1), f"chunk {chunk}")])
-            for chunk in [
-                *range(min(seat.resident, seat.open + 1)),
-                *range(seat.on_host.stop, seat.open + 1),
-            ]:
+            if seat.seat in seats_before:
+                continue
+            run, device = seat.on_host, f"device/{layer}/{seat.seat}"
+            machine.hold([Content(Region(f"host/{layer}/{seat.seat}", run.start, run.stop), IN_PLACE)])
+            machine.hold([Content(Region(device, 0, min(seat.resident, seat.open + 1)), IN_PLACE)])
+            for chunk in range(run.stop, seat.open + 1):
                 slot = seat.device_slot(chunk)
-                machine.hold([Content(Region(f"device/{layer}/{seat.seat}", slot, slot + 1), f"chunk {chunk}")])
+                machine.hold([Content(Region(device, slot, slot + 1), f"chunk {chunk}")])
+
+
+def _ahead(plan: Plan) -> list[Task]:
+    return [task for task in plan.tasks if task.phase == "ahead"]
+
+
+def _dropped(plan: Plan, following: Plan) -> set[str]:
+    """Fetches for the next round that it does not count on: what they read may change while they read it."""
+    return {task.name for task in _ahead(plan)[following.spec.in_flight :]}
 
 
 def _carry_over(
@@ -154,9 +189,7 @@ def _carry_over(
     in_flight = [task for task in plan.tasks if task.phase == "before"]
     if before is None:
         return {task.name: machine.launch(task, f"{where}: {task.name}") for task in in_flight}
-    if not in_flight:
-        return {}
-    ahead = [task for task in before.tasks if task.phase == "ahead"]
+    ahead = _ahead(before)[: len(in_flight)]
     if [(t.layer, t.run) for t in ahead] != [(t.layer, t.run) for t in in_flight]:
         raise InvalidPlan(f"{where} counts on fetches that the round before did not issue")
     if missing := [t.name for t in ahead if t.name not in carried]:
@@ -170,17 +203,12 @@ def _check_bytes(plan: Plan, where: str) -> None:
     fetched = sum(t.link_bytes for t in plan.tasks if t.kind is TaskKind.FETCH and t.phase != "ahead")
     if fetched != spec.streamed_bytes:
         raise InvalidPlan(f"{where} fetches {fetched} bytes; the streamed history has {spec.streamed_bytes}")
-    attended = sorted(
-        (t.layer, t.run.seat, chunk)
-        for t in plan.tasks
-        if t.kind is TaskKind.ATTEND and t.run
-        for chunk in range(t.run.start, t.run.stop)
-    )
-    expected = sorted(
-        (layer, seat.seat, chunk)
-        for layer in range(spec.num_layers)
-        for seat in spec.seats
-        for chunk in range(seat.on_host.start, seat.on_host.stop)
-    )
-    if attended != expected:
+    reached = {(layer, seat.seat): seat.on_host.start for layer in range(spec.num_layers) for seat in spec.seats}
+    runs = [(t.layer, t.run.seat, t.run.start, t.run.stop) for t in plan.tasks if t.kind is TaskKind.ATTEND and t.run]
+    in_a_row = True
+    for layer, number, start, stop in sorted(runs):
+        in_a_row = in_a_row and reached.get((layer, number)) == start
+        reached[layer, number] = stop
+    ends = {(layer, seat.seat): seat.on_host.stop for layer in range(spec.num_layers) for seat in spec.seats}
+    if not in_a_row or reached != ends:
         raise InvalidPlan(f"{where} does not attend to every streamed chunk exactly once in each layer")

@@ -2,6 +2,9 @@
 
 A captured round is one graph of the target and link lanes: pieces, attention and the fetches with their waits. Its
 copies are re-pointed when chunks are committed. The store lane, acceptance and drafts are launched beside it.
+
+While the device computes, and the link fetches, the host captures what recurs and plans ahead: between two rounds it
+has no more time than the fetches in flight last.
 """
 
 from __future__ import annotations
@@ -20,18 +23,19 @@ from specstream.batch import RoundBatch, wanted_logits
 from specstream.chunk_views import offload_copies
 from specstream.device_copy import Transfer, latest_node
 from specstream.graph import PartitionedModel
-from specstream.kernel_attention import KernelAttention
 from specstream.kv import DeviceStore
 from specstream.plan import Lane, Plan, StepOp
 from specstream.prompt_attention import PromptAttention
 from specstream.round_graph import Task, TaskKind
-from specstream.round_spec import RoundSpec
+from specstream.round_spec import ChunkRun, RoundSpec
 from specstream.round_tables import TableSizes
 from specstream.streams import new_gate, new_stream, record
 
 KEPT_GRAPHS = 64
 Key = tuple[RoundSpec, int, TableSizes]
 """Rounds of one canonical form, ring rotation and sizes replay one graph."""
+Sources = dict[tuple[bool, int], object]
+"""For each group of this round and, with True, of the next one: which chunks of which host memory it is."""
 
 
 @dataclass
@@ -42,9 +46,9 @@ class CapturedRound:
     logits: Tensor
     """[1, rows, vocab], written by every replay."""
     logits_ready: torch.cuda.Event
-    fetches: dict[str, tuple[Any, Transfer]]
-    """By task name: its node, and the copy it makes now."""
-    groups: tuple[object, ...]
+    fetches: dict[str, Any]
+    """The copies' nodes by task name."""
+    sources: Sources
     """What the copies were last pointed at."""
 
 
@@ -58,14 +62,18 @@ class CudaExecutor:
         self.launch_seconds = 0.0
         """Host time of the last round until everything but acceptance and drafts was launched."""
         self.draft_seconds: float | None = None
-        """From the end of the last round's acceptance to that of its draft steps; None if it had none."""
+        """Time on the device of the draft steps of the last round; None if it had none."""
         device = store.device
         self._streams = {lane: new_stream(device, high_priority=lane is not Lane.DRAFT) for lane in Lane}
+        self._capturing = {lane: new_stream(device, high_priority=True) for lane in (Lane.TARGET, Lane.LINK)}
+        """Streams on which rounds are captured while those of the lanes are busy."""
+        self._pool = torch.cuda.graph_pool_handle()
+        """Of all graphs: rounds run one after the other, and only their logits outlast them."""
         self._choice = KernelChoice(store, model.spec, most_blocks, PromptAttention(store))
         self._attention: Attention = self._choice.for_prompts
         self._graphs: OrderedDict[Key, CapturedRound] = OrderedDict()
         self._seen: set[Key] = set()
-        """Rounds that have run once, which has compiled their kernels."""
+        """Rounds that have been interpreted: when they recur, they are worth a graph."""
         self._rotation = 0
         self._in_flight: list[torch.cuda.Event] = []
         self._values: dict[str, Tensor] = {}
@@ -77,20 +85,26 @@ class CudaExecutor:
         """Runs one round: `plan`, made for `spec.canonical()`, on the chunks of `spec`.
 
         Raises:
-            Whatever a piece, a copy, `batch.accept` or `batch.draft` raised. The executor is drained then.
+            Whatever a piece, a copy or what `batch` calls raised. The executor is drained then.
         """
         start = time.perf_counter()
         try:
             with torch.cuda.device(self.store.device):
-                logits, ready = self._launch(plan, spec, batch)
+                logits, ready, interpreted = self._launch(plan, spec, batch)
                 self.launch_seconds = time.perf_counter() - start
+                if interpreted is not None and interpreted in self._seen:
+                    self._keep(interpreted, self._capture(plan, spec, batch))
+                elif interpreted is not None:
+                    self._seen.add(interpreted)
+                while not self._streams[Lane.TARGET].query() and batch.work_ahead():
+                    pass
                 if logits is not None and len(batch.inputs["logit_rows"]):  # else the host goes on to the next part
                     self._accept_and_draft(plan, batch, logits, ready)
         except BaseException:
             self.drain()
             raise
         finally:
-            self._values = {}
+            self._values, self._rows = {}, {}  # which hold host memory
             self._attention.forget()
         self.streamed_bytes += spec.streamed_bytes
         self.link_bytes += spec.fetched_bytes
@@ -112,47 +126,51 @@ class CudaExecutor:
 
     # Launching
 
-    def _launch(self, plan: Plan, spec: RoundSpec, batch: RoundBatch) -> tuple[Tensor | None, torch.cuda.Event]:
-        """Puts the round on its lanes; returns its logits and when they are there."""
+    def _launch(
+        self, plan: Plan, spec: RoundSpec, batch: RoundBatch
+    ) -> tuple[Tensor | None, torch.cuda.Event, Key | None]:
+        """Puts the round on its lanes.
+
+        Returns:
+            Its logits, when they are there, and, if it was interpreted but a graph could replay it, the graph's key.
+        """
         self._rows = {s.seat: (s, batch.seats[s.seat]) for s in spec.seats}
         target = self._streams[Lane.TARGET]
         target.wait_stream(torch.cuda.current_stream())  # blocks that were given back are overwritten there
         with torch.cuda.stream(target):
             kernels = self._choice.kernels(spec, batch)
+        if kernels is None:
+            self._attention = self._choice.for_prompts
+            return *self._interpret(plan, spec, batch), None
+        self._attention = kernels
         key = (plan.spec, self._rotation, self._choice.sizes(spec.seats, spec.groups, batch))
-        self._attention = self._choice.for_prompts if kernels is None else kernels
-        if kernels is None or not spec.warm or key not in self._seen:
-            if kernels is not None and spec.warm:
-                self._seen.add(key)
-            return self._interpret(plan, spec, batch)
+        captured = self._graphs.get(key)
+        if captured is None:
+            return *self._interpret(plan, spec, batch), key
+        self._graphs.move_to_end(key)
         stored = self._store(plan, spec)
         if stored is not None and _waits_for_store(plan):
             target.wait_event(stored)
-        for event in self._in_flight:
+        for event in set(self._in_flight):  # also of fetches that are dropped: the graph's own fetches come after them
             target.wait_event(event)
-        captured = self._graphs.get(key)
-        if captured is None:
-            captured = self._graphs[key] = self._capture(plan, spec, kernels)
-            if len(self._graphs) > KEPT_GRAPHS:
-                self._graphs.popitem(last=False)
-        self._graphs.move_to_end(key)
         self._repoint(captured, plan, spec)
         with torch.cuda.stream(target):
             captured.graph.replay()
         done = record(target)
-        self._in_flight = [done]
+        self._in_flight = [done] * len(spec.exit)
         self._streams[Lane.LINK].wait_event(done)
         if stored is not None:
             target.wait_event(stored)  # of the next round: it may write where the copy has read
-        return captured.logits, captured.logits_ready
+        return captured.logits, captured.logits_ready, None
 
     def _interpret(self, plan: Plan, spec: RoundSpec, batch: RoundBatch) -> tuple[Tensor | None, torch.cuda.Event]:
         """Launches every step of the plan on its lane's stream."""
         with torch.cuda.stream(self._streams[Lane.TARGET]):
             self._values = self._attention.inputs(batch)
+        # The target has waited for what the round before wrote to the host: it may be fetched at once.
+        self._streams[Lane.LINK].wait_stream(self._streams[Lane.TARGET])
         before = [task.name for task in plan.tasks if task.phase == "before"]
-        in_flight = self._in_flight if len(self._in_flight) == len(before) else self._in_flight * len(before)
-        events = dict(zip(before, in_flight, strict=True))
+        events = dict(zip(before, self._in_flight[: len(before)], strict=True))
         for step in plan.steps:
             task = plan.by_name.get(step.name)
             if step.lane is Lane.DRAFT or (task is not None and task.kind is TaskKind.ACCEPT):
@@ -171,56 +189,72 @@ class CudaExecutor:
         self._streams[Lane.STORE].wait_stream(self._streams[Lane.TARGET])
         return self._values.get(self.model.output), ready
 
-    def _capture(self, plan: Plan, spec: RoundSpec, attention: KernelAttention) -> CapturedRound:
-        """Interprets the target and link lanes of a plan into a graph."""
-        target, link = self._streams[Lane.TARGET], self._streams[Lane.LINK]
-        target.synchronize()
-        graph = torch.cuda.CUDAGraph(keep_graph=True)
-        fetches: dict[str, tuple[Any, Transfer]] = {}
-        ready = new_gate()
-        events: dict[str, torch.cuda.Event] = {}
-        self._values = attention.tables.inputs
-        with torch.cuda.graph(graph, stream=target, capture_error_mode="thread_local"):
-            link.wait_stream(target)
-            for step in plan.steps:
-                task = plan.by_name.get(step.name)
-                if step.lane not in (Lane.TARGET, Lane.LINK) or step.op is StepOp.SYNC:
-                    continue
-                if task is None or task.kind is TaskKind.ACCEPT:
-                    continue
-                stream = self._streams[step.lane]
-                if step.op is StepOp.LAUNCH:
-                    with torch.cuda.stream(stream):
-                        transfer = self._work(task, spec, stream)
-                    if transfer is not None:
-                        fetches[task.name] = latest_node(stream), transfer
-                    if task.kind is TaskKind.PIECE and task.layer == len(self.model.sites):
-                        ready.record(target)
-                elif step.op is StepOp.RECORD:
-                    events[step.name] = record(stream)
-                elif step.name in events:  # else it was in flight when the round began
-                    stream.wait_event(events[step.name])
-            target.wait_stream(link)
-        graph.instantiate()
-        logits = self._values[self.model.output]
-        return CapturedRound(graph, logits, ready, fetches, self._pointed_at(spec))
+    def _capture(self, plan: Plan, spec: RoundSpec, batch: RoundBatch) -> CapturedRound:
+        """Interprets the target and link lanes of a plan, whose round has just been launched, into a graph.
 
-    def _pointed_at(self, spec: RoundSpec) -> tuple[object, ...]:
-        hosts = tuple(rows.kv.host and (id(rows.kv.host.extent), rows.kv.host.start) for _, rows in self._rows.values())
-        return spec.groups, spec.next_groups, hosts
+        Nothing runs, and nobody waits: the device goes on with what it was given.
+        """
+        target, link = self._capturing[Lane.TARGET], self._capturing[Lane.LINK]
+        graph = torch.cuda.CUDAGraph(keep_graph=True)
+        fetches: dict[str, Any] = {}
+        ready = new_gate()
+        self._values = self._attention.inputs(batch)  # buffers that stay where they are
+        with torch.cuda.stream(target):
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            link.wait_stream(target)
+            try:
+                self._capture_steps(plan, spec, fetches, ready)
+            finally:  # also after an interrupt: a stream that is left capturing is lost
+                target.wait_stream(link)
+                graph.capture_end()
+        graph.instantiate()
+        return CapturedRound(graph, self._values[self.model.output], ready, fetches, self._sources(spec))
+
+    def _capture_steps(self, plan: Plan, spec: RoundSpec, fetches: dict[str, Any], ready: torch.cuda.Event) -> None:
+        events: dict[str, torch.cuda.Event] = {}
+        for step in plan.steps:
+            task = plan.by_name.get(step.name)
+            if step.lane not in self._capturing or task is None or task.kind is TaskKind.ACCEPT:
+                continue
+            stream = self._capturing[step.lane]
+            if step.op is StepOp.LAUNCH:
+                with torch.cuda.stream(stream):
+                    self._work(task, spec, stream)
+                if task.kind is TaskKind.FETCH:
+                    fetches[task.name] = latest_node(stream)
+                if task.kind is TaskKind.PIECE and task.layer == len(self.model.sites):
+                    ready.record(stream)
+            elif step.op is StepOp.RECORD:
+                events[step.name] = record(stream)
+            elif step.name in events:  # else it was in flight when the round began
+                stream.wait_event(events[step.name])
+
+    def _keep(self, key: Key, captured: CapturedRound) -> None:
+        self._graphs[key] = captured
+        if len(self._graphs) > KEPT_GRAPHS:
+            self._graphs.popitem(last=False)
+
+    def _sources(self, spec: RoundSpec) -> Sources:
+        def source(run: ChunkRun) -> object:
+            host = self._rows[run.seat][1].kv.host
+            assert host is not None
+            return run, id(host.extent), host.start
+
+        groups = {(False, index): source(run) for index, run in enumerate(spec.groups)}
+        return groups | {(True, index): source(run) for index, run in enumerate(spec.next_groups)}
 
     def _repoint(self, captured: CapturedRound, plan: Plan, spec: RoundSpec) -> None:
         """Points the graph's copies at the round's own chunks, where they are not yet."""
-        groups = self._pointed_at(spec)
-        if groups == captured.groups:
+        sources = self._sources(spec)
+        changed = {group for group, source in sources.items() if captured.sources[group] != source}
+        if not changed:
             return
         exec_graph = captured.graph.raw_cuda_graph_exec()
-        for name, (node, latest) in captured.fetches.items():
-            transfer = self._transfer(plan.by_name[name], spec)
-            if transfer != latest:
-                transfer.repoint(exec_graph, node)
-                captured.fetches[name] = node, transfer
-        captured.groups = groups
+        for name, node in captured.fetches.items():
+            task = plan.by_name[name]
+            if (task.phase == "ahead", task.group) in changed:
+                self._transfer(task, spec).repoint(exec_graph, node)
+        captured.sources = sources
 
     def _store(self, plan: Plan, spec: RoundSpec) -> torch.cuda.Event | None:
         """Launches the store lane of a round whose rows it does not touch; returns its end."""
@@ -235,19 +269,18 @@ class CudaExecutor:
 
     # Tasks
 
-    def _work(self, task: Task, spec: RoundSpec, stream: torch.cuda.Stream) -> Transfer | None:
-        """Launches a task on the current stream, which is `stream`; returns the copy if it is a fetch."""
+    def _work(self, task: Task, spec: RoundSpec, stream: torch.cuda.Stream) -> None:
+        """Launches a task on the current stream, which is `stream`."""
         attention, sites, values = self._attention, self.model.sites, self._values
         if task.kind is TaskKind.PIECE:
             self.model.pieces[task.layer].run(values)
-            return None
+            return
         if task.kind is TaskKind.FETCH:
-            transfer = self._transfer(task, spec)
-            transfer.launch(stream)
-            return transfer
+            self._transfer(task, spec).launch(stream)
+            return
         if task.kind is TaskKind.OFFLOAD:
             self._offload(task, spec, stream)
-            return None
+            return
         site = sites[task.layer]
         if task.kind is TaskKind.APPEND:
             attention.append(task.layer, values.pop(site.key), values.pop(site.value), self._rows)
@@ -259,7 +292,6 @@ class CudaExecutor:
             attention.attend(slot, task.group, run, values[site.query], site.spec, rows)
         elif task.kind is TaskKind.MERGE:
             values[site.out] = attention.merge(values.pop(site.query), site.spec, self._rows)
-        return None
 
     def _transfer(self, task: Task, spec: RoundSpec) -> Transfer:
         """The copy of a fetch."""
@@ -280,17 +312,17 @@ class CudaExecutor:
 
     def _accept_and_draft(self, plan: Plan, batch: RoundBatch, logits: Tensor, ready: torch.cuda.Event) -> None:
         """Acceptance and draft steps, in their order, on the draft's stream: the link goes on meanwhile."""
-        stream = self._streams[Lane.DRAFT]
+        stream, steps = self._streams[Lane.DRAFT], plan.by_kind[TaskKind.DRAFT]
         stream.wait_event(ready)
         with torch.cuda.stream(stream):
             batch.accept(wanted_logits(logits, batch))
-            steps = plan.by_kind[TaskKind.DRAFT]
-            accepted = record(stream, timed=True)
+            start = record(stream, timed=True)
             for task in steps:
                 batch.draft(task.step)
-            drafted = record(stream, timed=True)
+            end = record(stream, timed=True)
+            batch.settle()
             stream.synchronize()
-            self.draft_seconds = accepted.elapsed_time(drafted) / 1e3 if steps else None
+        self.draft_seconds = start.elapsed_time(end) / 1e3 if steps else None
 
 
 def _waits_for_store(plan: Plan) -> bool:

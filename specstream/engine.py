@@ -15,7 +15,6 @@ from torch import Tensor
 
 from specstream.batch import RoundBatch, SeatRows, flatten_rows
 from specstream.custom_generate import from_transformers
-from specstream.draft import Drafter
 from specstream.errors import EngineBusy, EngineClosed
 from specstream.exclusive import Exclusive, exclusive
 from specstream.executor import Executor
@@ -23,15 +22,15 @@ from specstream.generate import GenerateOutput, StreamOutput, generate, stream
 from specstream.kv import HostStore
 from specstream.memory import MemoryPlan
 from specstream.metrics import Counters, Metrics
+from specstream.next_round import LastRound, NextRound
 from specstream.options import Options
 from specstream.outputs import RequestOutput, StepOutput, request_output
 from specstream.plan import Plan
 from specstream.planner import Planner
 from specstream.request import RequestFactory
-from specstream.round_spec import RoundSpec, SeatSpec
+from specstream.round_spec import RoundSpec
 from specstream.scheduler import RequestRows, Scheduler
 from specstream.sequence import FinishReason, Sequence
-from specstream.speculate import Speculation
 from specstream.speculator import Speculator
 
 
@@ -48,7 +47,7 @@ class Engine(Exclusive):
         planner: Planner,
         executor: Executor,
         host: HostStore,
-        drafter: Drafter | None,
+        speculator: Speculator,
         tokenizer: Any = None,
         generation_config: Any = None,
     ) -> None:
@@ -59,12 +58,13 @@ class Engine(Exclusive):
         """The module that was compiled, if it was given as one."""
         self._planner, self._executor, self._host = planner, executor, host
         self._scheduler = Scheduler(memory, executor.store, host, options.max_num_seqs)
-        self._speculator = Speculator(Speculation.of(options), drafter)
+        self._speculator = speculator
+        self._next_round = NextRound(options, memory, self._scheduler, planner)
         self._requests = RequestFactory(self.vocab_size, memory.max_model_len)
         self._counters = Counters()
         self._next_id = 0
-        self._last: tuple[RoundSpec, dict[int, int]] | None = None
-        """The last round and which request sat where, as long as its prefetches are of use."""
+        self._last: LastRound | None = None
+        """The last round, if it succeeded: its fetches for the next one are in flight."""
         self._undelivered: list[StepOutput] = []
         """The inbox of submitted requests: what the next `step` returns."""
         self._abandoned: list[int] = []
@@ -241,21 +241,24 @@ class Engine(Exclusive):
     def _run_round(self) -> None:
         for sequence in self._scheduler.admit():
             self._counters.longest_request = max(self._counters.longest_request, sequence.limit)
-        rows = self._scheduler.choose_rows()
+        rows = self._scheduler.choose_rows(self._scheduler.running)
         if not rows:
             return
         start = time.perf_counter()
-        spec = self._latest_spec = self._next_spec(rows)
+        last, self._last = self._last, None  # a round that fails leaves nothing in flight
+        spec = self._latest_spec = self._next_round.structure(rows, last, self._draft_steps)
+        if last is not None and self.options.debug:
+            self._planner.bound(last.spec).check(self._planner.bound(spec))
         plan = self._planner.plan(spec.canonical())
         try:
             with torch.no_grad():
-                self._executor.run(plan, spec, self._batch(rows))
+                self._executor.run(plan, spec, self._batch(rows, plan, spec))
+            self._planner.prove(plan)
         except BaseException:
-            self._last = None
             for row in rows:
                 self._speculator.forget(row.sequence)
             raise
-        self._last = (spec, _seating(rows))
+        self._last = LastRound.of(spec, rows)
         try:
             with self._scheduler.moving():
                 for row in rows:
@@ -270,12 +273,7 @@ class Engine(Exclusive):
         """The plan of the last round, or, before the first, of one request near `max_model_len`."""
         if self._latest_spec is not None:
             return self._planner.bound(self._latest_spec)
-        memory = self.memory
-        total = memory.layout.chunks_of(memory.max_model_len)
-        resident = memory.resident_chunks(total, memory.num_blocks, self.options.max_num_seqs)
-        streamed = max(0, total - resident - 1)
-        seat = SeatSpec(0, resident, memory.tail_slots, streamed, 0, min(resident + streamed, total - 1), 1)
-        return self._planner.bound(replace(self._spec((seat,), drafts=True), warm=True))
+        return self._planner.bound(self._next_round.longest(self._draft_steps))
 
     def metrics(self) -> Metrics:
         """The counters since the engine was made or reset."""
@@ -303,7 +301,6 @@ class Engine(Exclusive):
 
     def _leave(self, sequence: Sequence, reason: FinishReason) -> RequestOutput:
         """Takes a request out and frees what it holds."""
-        self._drop_prefetches()
         self._speculator.forget(sequence)
         self._scheduler.remove(sequence)
         return self._output(sequence, reason)
@@ -324,50 +321,30 @@ class Engine(Exclusive):
 
     def _cancel_all(self) -> None:
         """Takes every request out and frees all memory, also what an interrupt has left half moved."""
-        self._drop_prefetches()
+        self._last = None  # first: what is dropped is of no use, also if an interrupt strikes meanwhile
+        self._executor.drain()
         self._undelivered.clear()
         for sequence in self._unfinished():
             self._speculator.forget(sequence)
             self._tell(sequence, self._output(sequence, FinishReason.CANCELLED))
         self._scheduler.clear()
 
-    def _drop_prefetches(self) -> None:
-        self._last = None  # first: what is dropped is of no use, also if an interrupt strikes meanwhile
-        self._executor.drain()
+    @property
+    def _draft_steps(self) -> int:
+        return self.options.num_speculative_tokens if self._speculator.drafter else 0
 
-    def _next_spec(self, rows: list[RequestRows]) -> RoundSpec:
-        """The round's structure: warm if what the last round has fetched ahead is what this one needs first."""
-        seats = tuple(row.seat_spec(self.options.num_speculative_tokens) for row in rows)
-        cold = self._spec(seats, drafts=any(row.logits for row in rows))
-        warm = replace(cold, warm=True)
-        if self._last is None or self._last[0].exit != warm.entry or self._last[1] != _seating(rows):
-            self._drop_prefetches()
-            return cold
-        if self.options.debug:
-            self._planner.bound(self._last[0]).check(self._planner.bound(warm))
-        return warm
-
-    def _spec(self, seats: tuple[SeatSpec, ...], *, drafts: bool) -> RoundSpec:
-        memory = self.memory
-        return RoundSpec(
-            num_layers=memory.layout.num_layers,
-            staging_slots=memory.staging_slots,
-            chunks_per_group=memory.chunks_per_group,
-            bytes_per_chunk=memory.layout.block_bytes,
-            seats=seats,
-            warm=False,
-            draft_steps=self.options.num_speculative_tokens if drafts and self._speculator.drafter else 0,
-        )
-
-    def _batch(self, rows: list[RequestRows]) -> RoundBatch:
+    def _batch(self, rows: list[RequestRows], plan: Plan, spec: RoundSpec) -> RoundBatch:
         flat = [(row.tokens, row.kv.length, row.logits) for row in rows]
         inputs, places = flatten_rows(flat)
         seats = {row.sequence.seat: SeatRows(row.kv, *place) for row, place in zip(rows, places, strict=True)}
+        work = self._next_round.work_ahead(rows, plan, spec, self._draft_steps)
         return RoundBatch(
             inputs,
             seats,
             accept=lambda logits: self._speculator.accept(rows, logits[0]),
             draft=lambda step: self._speculator.draft(rows, step),
+            settle=lambda: self._speculator.settle(),
+            work_ahead=lambda: next(work, False),
         )
 
     def _commit(self, row: RequestRows, spec: RoundSpec) -> None:
@@ -392,8 +369,3 @@ class Engine(Exclusive):
         output = self._leave(sequence, row.finish_reason) if row.finish_reason else None
         logprobs = row.token_scores.logprobs if sequence.kept.logprobs else None
         sequence.inbox.append(StepOutput(sequence.request_id, row.produced, output, logprobs))
-
-
-def _seating(rows: list[RequestRows]) -> dict[int, int]:
-    """Which request sits where."""
-    return {row.sequence.seat: row.sequence.request_id for row in rows}

@@ -51,8 +51,8 @@ def _close_lanes(lanes: list[WorkerLane]) -> None:
 class CpuExecutor:
     """Runs rounds.
 
-    The ring's rotation and the events of fetches in flight are carried from one round to the next; a plan whose
-    spec is not warm may run only after `drain`.
+    The ring's rotation and the events of fetches in flight are carried from one round to the next. A round that counts
+    on fewer of them than there are drops the others: its own fetches into their slots come after them on the lane.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class CpuExecutor:
         """Runs one round: `plan`, made for `spec.canonical()`, on the chunks of `spec`.
 
         Raises:
-            Whatever a piece, a copy, `batch.accept` or `batch.draft` raised. The executor is drained then.
+            Whatever a piece, a copy or what `batch` calls raised. The executor is drained then.
         """
         streamed_before = self.streamed_bytes
         try:
@@ -94,6 +94,7 @@ class CpuExecutor:
             raise
         finally:
             self._values.clear()
+            self._seats = {}  # which hold host memory
             self._attention.forget()
 
     def reset_counters(self) -> None:
@@ -116,7 +117,7 @@ class CpuExecutor:
         self._values = self._attention.inputs(batch)
         self._seats = {s.seat: (s, batch.seats[s.seat]) for s in spec.seats}
         before = [task.name for task in plan.tasks if task.phase == "before"]
-        events = dict(zip(before, self._in_flight, strict=True))
+        events = dict(zip(before, self._in_flight[: len(before)], strict=True))
         for step in plan.steps:
             worker = self._workers.get(step.lane)
             if step.op is StepOp.LAUNCH:
@@ -138,6 +139,7 @@ class CpuExecutor:
                     worker.wait(events[step.name])
             elif worker is not None:
                 worker.synchronize()
+        batch.settle()
         self._in_flight = [events[task.name] for task in plan.tasks if task.phase == "ahead"]
         self._rotation = (self._rotation + plan.spec.num_fetches) % self.store.staging_slots
 

@@ -183,6 +183,11 @@ class PartitionedModel:
         return "\n".join(parts) + "\n"
 
     def op_counts(self) -> Counter[str]:
+        return self._op_counts.copy()
+
+    @cached_property
+    def _op_counts(self) -> Counter[str]:
+        """Counted once: every plan starts from the model."""
         total = Counter({"stream_verify": len(self.sites)})
         for piece in self.pieces:
             total += fx_op_counts(piece.module)

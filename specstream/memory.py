@@ -166,7 +166,7 @@ def plan_memory(
     least = _device_bytes(layout, _given(options.staging_slots, 1), _given(options.group_chunks, 1), tail)
     most = layout.chunk_bytes * max(tail, request_chunks) * options.max_num_seqs
     wanted_group = _given(options.group_chunks, _auto_group(layout, request_chunks, options.max_num_seqs, own_device))
-    wanted_slots = _given(options.staging_slots, OWN_DEVICE_SLOTS if own_device else AUTO_SLOTS)
+    wanted_slots = _given(options.staging_slots, _own_device_slots(target.num_layers) if own_device else AUTO_SLOTS)
     batched_tokens = resolve_batched_tokens(options, own_device=own_device)
     prompt_chunks = layout.chunks_of(batched_tokens) + options.max_num_seqs  # each may begin within a chunk
     prompt_chunks = min(prompt_chunks, request_chunks * options.max_num_seqs)
@@ -236,6 +236,15 @@ def _auto_group(layout: ChunkLayout, request_chunks: int, requests: int, own_dev
         return -(-request_chunks // MAX_GROUPS)
     together = -(-request_chunks * requests // max(MAX_GROUPS, requests))
     return min(request_chunks, max(together, GROUP_BYTES // layout.block_bytes))
+
+
+def _own_device_slots(num_layers: int) -> int:
+    """The first number from OWN_DEVICE_SLOTS to twice that which divides the layers; if none does, the first.
+
+    Then each round leaves the ring where it found it, so that one captured graph serves all rounds of a structure.
+    """
+    near = range(OWN_DEVICE_SLOTS, 2 * OWN_DEVICE_SLOTS + 1)
+    return next((slots for slots in near if num_layers % slots == 0), OWN_DEVICE_SLOTS)
 
 
 def _given(option: int | str, automatic: int) -> int:

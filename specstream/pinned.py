@@ -105,7 +105,7 @@ def _stay_near(device: torch.device) -> None:
 
     So with the threads that it starts; where the system does not say which processors those are, they stay free.
     """
-    torch.cuda.set_device(device)
+    torch.cuda.set_device(device.index or 0)
     properties: Any = torch.cuda.get_device_properties(device)
     ids = properties.pci_domain_id, properties.pci_bus_id, properties.pci_device_id
     with suppress(OSError, ValueError, AttributeError):

@@ -68,8 +68,9 @@ class PassRunner:
 
     def run(self, passes: Sequence[Pass], ir: Any) -> Any:
         self._dump("input", ir)
+        after = ir.op_counts()
         for step in passes:
-            before = ir.op_counts()
+            before = after
             start = time.perf_counter()
             ir = step.run(ir)
             elapsed = (time.perf_counter() - start) * 1e3

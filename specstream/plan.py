@@ -7,10 +7,10 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from enum import Enum
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from specstream.errors import InvalidPlan
-from specstream.round_graph import Content, Region, Task, TaskKind
+from specstream.round_graph import Content, Region, Task, TaskKind, count_kinds
 from specstream.round_spec import ChunkRun, RoundSpec, SeatSpec
 
 
@@ -44,8 +44,7 @@ class StepOp(str, Enum):
     """Holds the host until the lane is empty; the round ends with these."""
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """One instruction to a lane; `name` is a task or, for records and waits, the task whose end is meant."""
 
     op: StepOp
@@ -60,8 +59,9 @@ class Step:
 class Plan:
     """One round as executors run it.
 
-    Entry state: if `spec.warm`, the tasks with phase "before" have been launched by the round before, which called
-    them `ahead/...`, and their events carry over. Exit state: the tasks with phase "ahead", likewise.
+    Entry state: the first `spec.in_flight` fetches, with phase "before", have been launched by the round before, which
+    called them `ahead/...`, and their events carry over. What else it has fetched ahead is dropped: its slots are
+    filled anew. Exit state: the tasks with phase "ahead".
     """
 
     spec: RoundSpec
@@ -84,7 +84,7 @@ class Plan:
         """
         from specstream.check import check_rounds
 
-        if following is None and self.spec.warm and self.spec.entry == self.spec.exit:
+        if following is None and self.spec.entry == self.spec.exit:
             following = self
         check_rounds([self] if following is None else [self, following])
 
@@ -100,7 +100,8 @@ class Plan:
             raise InvalidPlan(f"steps name unknown tasks: {', '.join(sorted(unknown))}")
 
     def op_counts(self) -> Counter[str]:
-        return Counter(t.kind.value for t in self.tasks) + Counter(s.op.value for s in self.steps)
+        steps = Counter(step.op for step in self.steps)
+        return count_kinds(self.tasks) + Counter({op.value: count for op, count in steps.items()})
 
     def to_text(self) -> str:
         return "".join(f"{step}\n" for step in self.steps)
@@ -112,7 +113,8 @@ class Plan:
 
     def to_json(self) -> str:
         """The whole plan as JSON; `from_json` gives it back equal."""
-        return json.dumps(asdict(self))
+        parts = {"tasks": [task._asdict() for task in self.tasks], "steps": [step._asdict() for step in self.steps]}
+        return json.dumps({"spec": self.spec, **parts}, default=asdict)
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
@@ -131,18 +133,18 @@ class Plan:
 
 
 def _task_from_data(data: dict[str, Any]) -> Task:
-    def region(r: dict[str, Any]) -> Region:
-        return Region(**r)
+    def regions(items: Any) -> tuple[Region, ...]:
+        return tuple(Region(*region) for region in items)
 
-    def contents(items: list[dict[str, Any]]) -> tuple[Content, ...]:
-        return tuple(Content(region(c["region"]), c["value"]) for c in items)
+    def contents(items: Any) -> tuple[Content, ...]:
+        return tuple(Content(Region(*region), value) for region, value in items)
 
     return Task(
         **data
         | {
             "kind": TaskKind(data["kind"]),
-            "reads": tuple(map(region, data["reads"])),
-            "writes": tuple(map(region, data["writes"])),
+            "reads": regions(data["reads"]),
+            "writes": regions(data["writes"]),
             "expects": contents(data["expects"]),
             "leaves": contents(data["leaves"]),
             "run": ChunkRun(**data["run"]) if data["run"] else None,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from specstream.bind import bind
 from specstream.cost import DeviceProfile
+from specstream.errors import InvalidPlan
 from specstream.graph import PartitionedModel
 from specstream.passes.assign_lanes import AssignLanes
 from specstream.passes.estimate_costs import EstimateCosts
@@ -18,40 +19,71 @@ from specstream.round_spec import RoundSpec
 KEPT_PLANS = 256
 
 
-def round_passes(spec: RoundSpec, profile: DeviceProfile, draft_weight_bytes: int) -> tuple[Pass, ...]:
+def round_passes(
+    spec: RoundSpec, profile: DeviceProfile, draft_weight_bytes: int, *, prove: bool = True
+) -> tuple[Pass, ...]:
     """The passes from the cut model to a plan, in order."""
     return (
         ExpandFetches(spec, draft_weight_bytes),  # first: everything later is about the tasks it lists
         EstimateCosts(profile),  # before lanes, so that placement can weigh durations
-        AssignLanes(),  # last: fixes the order and proves it
+        AssignLanes(prove),  # last: fixes the order and proves it
     )
 
 
 @dataclass
 class Planner:
-    """Makes the plan of a round, once for each structure."""
+    """Makes the plan of a round, once for each structure, and proves it, if asked to only afterwards.
+
+    A round may start before its plan is proven; nothing that it computes may be committed before.
+    """
 
     model: PartitionedModel
     profile: DeviceProfile
     draft_weight_bytes: int = 0
     num_planned: int = 0
+    num_ahead: int = 0
+    """Of these, how many were made while a round was computed, which delays nobody."""
     runner: PassRunner | None = None
     """Of the latest plan: what its passes did."""
     _plans: OrderedDict[RoundSpec, Plan] = field(default_factory=OrderedDict)
+    _unproven: set[RoundSpec] = field(default_factory=set)
 
     def bound(self, spec: RoundSpec) -> Plan:
         """The plan that a round of exactly this structure runs: that of its canonical form, on its own chunks."""
         first = round_passes(spec, self.profile, self.draft_weight_bytes)[:-1]
-        return bind(self.plan(spec.canonical()), PassRunner("bound", None).run(first, self.model))
+        plan = self.plan(spec.canonical())
+        self.prove(plan)
+        return bind(plan, PassRunner("bound", None).run(first, self.model))
+
+    def knows(self, spec: RoundSpec) -> bool:
+        """Whether the plan is made."""
+        return spec in self._plans
 
     def plan(self, spec: RoundSpec) -> Plan:
+        """The plan of a canonical structure, maybe not proven yet."""
         plan = self._plans.get(spec)
         if plan is None:
             self.runner = PassRunner(f"round_{self.num_planned:04d}")
             self.num_planned += 1
-            plan = self.runner.run(round_passes(spec, self.profile, self.draft_weight_bytes), self.model)
+            plan = self.runner.run(round_passes(spec, self.profile, self.draft_weight_bytes, prove=False), self.model)
+            self._unproven.add(spec)
             self._plans[spec] = plan
             if len(self._plans) > KEPT_PLANS:
-                self._plans.popitem(last=False)
+                self._unproven.discard(self._plans.popitem(last=False)[0])
         self._plans.move_to_end(spec)
         return plan
+
+    def prove(self, plan: Plan) -> None:
+        """Proves a plan, if that has not been done.
+
+        Raises:
+            InvalidPlan: it is wrong; it will be made anew.
+        """
+        if plan.spec not in self._unproven:
+            return
+        try:
+            plan.check()
+        except InvalidPlan:
+            del self._plans[plan.spec]
+            raise
+        self._unproven.remove(plan.spec)

@@ -6,6 +6,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import cached_property
+from typing import NamedTuple
 
 import networkx as nx
 
@@ -35,8 +37,7 @@ class TaskKind(str, Enum):
     """One step of the draft."""
 
 
-@dataclass(frozen=True)
-class Region:
+class Region(NamedTuple):
     """The interval [start, stop) of a buffer; two regions conflict if they overlap and one is written."""
 
     buffer: str
@@ -47,16 +48,18 @@ class Region:
         return f"{self.buffer}[{self.start}:{self.stop}]"
 
 
-@dataclass(frozen=True)
-class Content:
-    """What a region holds, for the proof that a reader finds what it is meant to read."""
+class Content(NamedTuple):
+    """What each unit of a region holds, for the proof that a reader finds what it is meant to read."""
 
     region: Region
     value: str
 
 
-@dataclass(frozen=True)
-class Task:
+IN_PLACE = "the chunk of that number"
+"""The content of a unit of a buffer that has a place for each chunk: the host's, the device's while resident."""
+
+
+class Task(NamedTuple):
     """A unit of work on one lane."""
 
     name: str
@@ -91,76 +94,92 @@ class Task:
         return f"{self.name}:{detail} reads ({reads}) writes ({writes})"
 
 
+Why = str
+"""Why one task must precede another: "data" (it reads what the other wrote) or "reuse" (it overwrites what it used)."""
+
+
 @dataclass(frozen=True)
 class RoundGraph:
-    """Tasks in program order, with edges that say why one must precede the other.
-
-    The networkx DiGraph has the task names as nodes (attribute `task`) and edges with attribute `why`: "data"
-    (the second reads what the first wrote) or "reuse" (the second overwrites what the first used).
-    """
+    """Tasks in program order, and for each by name the tasks that must precede it, with the reason."""
 
     spec: RoundSpec
-    graph: nx.DiGraph[str]
+    tasks: tuple[Task, ...]
+    before: dict[str, dict[str, Why]]
 
     @classmethod
-    def from_program(cls, spec: RoundSpec, tasks: Iterable[Task]) -> RoundGraph:
+    def from_program(cls, spec: RoundSpec, program: Iterable[Task]) -> RoundGraph:
         """Builds the edges from the regions of tasks given in an order that is right when run one by one."""
-        graph: nx.DiGraph[str] = nx.DiGraph()
-        writers: dict[str, list[tuple[Region, str]]] = defaultdict(list)
-        readers: dict[str, list[tuple[Region, str]]] = defaultdict(list)
+        tasks = tuple(program)
+        before: dict[str, dict[str, Why]] = {}
+        writers: dict[str, list[_Use]] = defaultdict(list)
+        readers: dict[str, list[_Use]] = defaultdict(list)
         for task in tasks:
-            if task.name in graph:
-                raise ValueError(f"two tasks are named {task.name}")
-            graph.add_node(task.name, task=task)
+            name = task.name
+            if name in before:
+                raise ValueError(f"two tasks are named {name}")
+            edges = before[name] = {}
             for region in task.reads:
-                for _, writer in _overlapping(writers[region.buffer], region):
-                    graph.add_edge(writer, task.name, why="data")
+                for writer in _overlapping(writers[region.buffer], region):
+                    edges[writer] = "data"
             for region in task.writes:
-                earlier = _overlapping(writers[region.buffer], region) + _overlapping(readers[region.buffer], region)
-                for _, user in earlier:
-                    if user != task.name and not graph.has_edge(user, task.name):
-                        graph.add_edge(user, task.name, why="reuse")
+                for uses in (writers, readers):
+                    for user in _overlapping(uses[region.buffer], region):
+                        edges.setdefault(user, "reuse")
             for region in task.reads:
-                readers[region.buffer].append((region, task.name))
+                readers[region.buffer].append((region.start, region.stop, name))
             for region in task.writes:
-                writers[region.buffer] = _outside(writers[region.buffer], region) + [(region, task.name)]
+                writers[region.buffer] = _outside(writers[region.buffer], region)
+                writers[region.buffer].append((region.start, region.stop, name))
                 readers[region.buffer] = _outside(readers[region.buffer], region)
-        return cls(spec, graph)
+        return cls(spec, tasks, before)
 
-    @property
-    def tasks(self) -> tuple[Task, ...]:
-        """Tasks in program order."""
-        return tuple(data["task"] for _, data in self.graph.nodes(data=True))
+    @cached_property
+    def graph(self) -> nx.DiGraph[str]:
+        """The same as a networkx DiGraph of the task names: nodes have an attribute `task`, edges `why`."""
+        graph: nx.DiGraph[str] = nx.DiGraph()
+        graph.add_nodes_from((task.name, {"task": task}) for task in self.tasks)
+        for name, edges in self.before.items():
+            graph.add_edges_from((earlier, name, {"why": why}) for earlier, why in edges.items())
+        return graph
 
     def with_tasks(self, tasks: Iterable[Task]) -> RoundGraph:
-        """The same graph with tasks replaced, matched by name."""
-        graph = self.graph.copy()
-        for task in tasks:
-            graph.nodes[task.name]["task"] = task
-        return replace(self, graph=graph)
+        """The same graph with its tasks replaced, in the same order, by others of the same names."""
+        return replace(self, tasks=tuple(tasks))
 
     def validate(self) -> None:
         """Raises ValueError if the edges form a cycle."""
-        if not nx.is_directed_acyclic_graph(self.graph):
+        place = {task.name: index for index, task in enumerate(self.tasks)}
+        forward = all(place[earlier] < place[name] for name, edges in self.before.items() for earlier in edges)
+        if not forward and not nx.is_directed_acyclic_graph(self.graph):
             raise ValueError(f"the round graph has a cycle: {nx.find_cycle(self.graph)}")
 
     def op_counts(self) -> Counter[str]:
-        return Counter(task.kind.value for task in self.tasks)
+        return count_kinds(self.tasks)
 
     def to_text(self) -> str:
         lines = [f"# round of {self.spec.num_layers} layers, {len(self.spec.seats)} seats"]
         for task in self.tasks:
             cost = f"  # {task.cost_us:.1f} us" if task.cost_us else ""
             lines.append(f"{task}{cost}")
-            for before in self.graph.predecessors(task.name):
-                lines.append(f"    after {before} ({self.graph.edges[before, task.name]['why']})")
+            lines += [f"    after {earlier} ({why})" for earlier, why in self.before[task.name].items()]
         return "\n".join(lines) + "\n"
 
 
-def _overlapping(used: list[tuple[Region, str]], region: Region) -> list[tuple[Region, str]]:
-    return [u for u in used if u[0].start < region.stop and region.start < u[0].stop]
+def count_kinds(tasks: Iterable[Task]) -> Counter[str]:
+    """How many tasks there are of each kind."""
+    return Counter({kind.value: count for kind, count in Counter(task.kind for task in tasks).items()})
 
 
-def _outside(used: list[tuple[Region, str]], region: Region) -> list[tuple[Region, str]]:
+_Use = tuple[int, int, str]
+"""The interval [start, stop) of a buffer, and the task that reads or writes it."""
+
+
+def _overlapping(uses: list[_Use], region: Region) -> list[str]:
+    _, first, end = region
+    return [name for start, stop, name in uses if start < end and first < stop]
+
+
+def _outside(uses: list[_Use], region: Region) -> list[_Use]:
     """Uses that a write of `region` does not wholly cover: later tasks must still be ordered after them."""
-    return [u for u in used if not (region.start <= u[0].start and u[0].stop <= region.stop)]
+    _, first, end = region
+    return [use for use in uses if not (first <= use[0] and use[1] <= end)]

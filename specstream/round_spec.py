@@ -142,8 +142,8 @@ class RoundSpec:
     bytes_per_chunk: int
     """Bytes of K and V of one chunk in one layer."""
     seats: tuple[SeatSpec, ...]
-    warm: bool
-    """Whether the round before has issued this round's first fetches (as many as there are slots)."""
+    in_flight: int
+    """How many of this round's first fetches the round before has issued: at most as many as there are slots."""
     draft_steps: int
     """Draft steps after acceptance; 0 when nothing drafts."""
 
@@ -173,9 +173,18 @@ class RoundSpec:
         return self.num_layers * len(self.groups)
 
     @property
+    def first(self) -> tuple[Fetch, ...]:
+        """Its first fetches in ring order, as many as can be in flight when it starts."""
+        return _first_fetches(self.num_layers, self.groups, self.staging_slots)
+
+    @property
     def entry(self) -> tuple[Fetch, ...]:
-        """Fetches in flight when the round starts, in ring order: its own first ones, if it is warm."""
-        return _first_fetches(self.num_layers, self.groups, self.staging_slots) if self.warm else ()
+        """The fetches in flight when the round starts that it counts on."""
+        return self.first[: self.in_flight]
+
+    def warm(self) -> RoundSpec:
+        """The same round if as many of its fetches are in flight as can be."""
+        return replace(self, in_flight=len(self.first))
 
     @property
     def exit(self) -> tuple[Fetch, ...]:

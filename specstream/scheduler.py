@@ -147,7 +147,10 @@ class Scheduler:
         return True
 
     def remove(self, sequence: Sequence) -> None:
-        """Takes a request out, running or waiting, and frees what it holds. Its copies must have ended."""
+        """Takes a request out, running or waiting, and frees what it holds.
+
+        Copies of it may still run: whoever gets the memory next uses it after them, on the same lanes.
+        """
         if sequence.kv is None:
             self.waiting.remove(sequence)
             return
@@ -158,11 +161,14 @@ class Scheduler:
             self.free_seats = sorted([*self.free_seats, sequence.seat])
             self.running.remove(sequence)
 
-    def choose_rows(self) -> list[RequestRows]:
-        """The next round: every request's candidates, or the next part of its prompt while the token budget lasts."""
+    def choose_rows(self, running: list[Sequence]) -> list[RequestRows]:
+        """The next round of the running requests, as they are or as they may come to be.
+
+        That is every request's candidates, or the next part of its prompt while the token budget lasts.
+        """
         rows = []
         budget, buffered = self.memory.max_num_batched_tokens, 0
-        for sequence in self.running:
+        for sequence in running:
             kv, tokens = sequence.kv, sequence.tokens
             assert kv is not None
             if kv.length < sequence.prompt_length:

@@ -62,7 +62,7 @@ def test_a_round_may_run_the_plan_of_its_canonical_form(spec: RoundSpec, data: s
         more = data.draw(st.integers(0, min(1, max(0, full))))
         begins = max(one.open, one.offloaded.stop + more) if one.resident < 4 else one.open
         following.append(replace(one, streamed=one.streamed + one.offload, offload=more, open=begins, span=1))
-    now.check(bound(replace(spec, seats=tuple(following), warm=True)))
+    now.check(bound(replace(spec, seats=tuple(following)).warm()))
     assert len(spec.canonical().next_groups) == len(spec.next_groups)
     assert spec.canonical().canonical() == spec.canonical()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specstream import api
 from specstream.errors import InvalidOption, OutOfBudget
 from specstream.graph import AttentionSpec, ModelSpec
 from specstream.memory import MemoryPlan, plan_memory, resolve_batched_tokens
@@ -63,6 +65,19 @@ def test_figures(options: dict[str, Any], slots: int, group: int, tail: int, blo
 )
 def test_automatic_chunks(max_len: int, chunk: int) -> None:
     assert plan(max_model_len=max_len, chunk_tokens="auto").layout.chunk_tokens == chunk
+
+
+@pytest.mark.parametrize(
+    ("layers", "slots"),
+    [(36, 4), (28, 4), (32, 4), (24, 4), (30, 5), (42, 6), (21, 7), (18, 6), (6, 6), (3, 4), (31, 4), (22, 4)],
+)
+def test_the_ring_of_a_device_of_its_own_is_as_long_as_divides_the_layers(layers: int, slots: int) -> None:
+    """Then a round of any number of groups leaves the ring where it found it; a prime number of layers cannot."""
+    deep = ModelSpec("deep", 96, torch.float64, torch.device("cpu"), 8192, (ATTENTION,) * layers)
+    options = Options(max_model_len=4096, max_num_seqs=2)
+    sizes = {"weights": 0, "free_host": 64 * GIB, "free_device": GIB}
+    assert plan_memory(options, deep, **sizes).staging_slots == slots
+    assert plan_memory(replace(options, staging_slots=5), deep, **sizes).staging_slots == 5
 
 
 def test_resident_chunks() -> None:
@@ -158,6 +173,16 @@ def test_a_budget_beyond_what_a_device_has_free_is_refused_with_one_that_fits() 
     assert format_size(LEAST) in str(refused.value)
     plan = device_plan(free, draft_kv, gpu_kv_budget=free - draft_kv, max_model_len=4096)
     assert plan.device_kv + draft_kv <= free
+
+
+@pytest.mark.parametrize(("cap", "expected"), [(1.0, 40 + 7), (0.5, 50 - 13), (0.1, 0)])
+def test_free_memory_counts_what_torch_holds_unused_and_its_cap(
+    cap: float, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figures = {"mem_get_info": (40, 100), "memory_reserved": 20, "memory_allocated": 13}
+    for name, value in (figures | {"get_per_process_memory_fraction": cap}).items():
+        monkeypatch.setattr(torch.cuda, name, lambda _, value=value: value)
+    assert api._free_on(torch.device("cuda", 0)) == expected
 
 
 # Planned is allocated

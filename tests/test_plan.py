@@ -48,7 +48,7 @@ def moved(plan: Plan, name: str, before: str) -> Plan:
 
 
 def with_task(plan: Plan, name: str, **changes: object) -> Plan:
-    tasks = tuple(replace(t, **changes) if t.name == name else t for t in plan.tasks)  # type: ignore[arg-type]
+    tasks = tuple(t._replace(**changes) if t.name == name else t for t in plan.tasks)  # type: ignore[arg-type]
     return replace(plan, tasks=tasks)
 
 
@@ -86,31 +86,31 @@ BROKEN: dict[str, tuple[Plan, Callable[[Plan], Plan], Plan | None, str]] = {
         make_plan(STEADY),
         without_waits(Lane.LINK, "attend/0/0"),
         None,
-        r"fetch/1/0 writes slot\[0:1\] while it may still be read by round 0: attend/0/0",
+        r"fetch/1/0 writes slot 0\[0:1\] while it may still be read by round 0: attend/0/0",
     ),
     "slot refilled while it is read, across rounds": (
         make_plan(STEADY),
         without_waits(Lane.LINK, "attend/1/1"),
         None,
-        r"ahead/0/1 writes slot\[1:2\] while it may still be read by round 0: attend/1/1",
+        r"ahead/0/1 writes slot 1\[0:1\] while it may still be read by round 0: attend/1/1",
     ),
     "slot read before it is filled": (
         make_plan(STEADY),
         without_waits(Lane.TARGET, "fetch/1/0"),
         None,
-        r"attend/1/0 reads slot\[0:1\] while it may still be written by round 0: fetch/1/0",
+        r"attend/1/0 reads slot 0\[0:1\] while it may still be written by round 0: fetch/1/0",
     ),
     "slot read before it is filled, across rounds": (
         make_plan(STEADY),
         without_waits(Lane.TARGET, "fetch/0/0"),
         None,
-        r"attend/0/0 reads slot\[0:1\] while it may still be written by round 0: fetch/0/0",
+        r"attend/0/0 reads slot 0\[0:1\] while it may still be written by round 0: fetch/0/0",
     ),
     "slot filled with something else": (
         make_plan(STEADY),
         lambda plan: with_task(plan, "fetch/1/1", slot=0, leaves=plan.by_name["fetch/1/0"].leaves),
         None,
-        r"attend/1/1 expects layer 1 seat 0 chunks 2:4 in slot\[1:2\] but finds layer 0 seat 0 chunks 2:4",
+        r"attend/1/1 expects layer 1 seat 0 chunks 2:4 in slot 1\[0:1\] but finds layer 0 seat 0 chunks 2:4",
     ),
     "tail reused before its copy to the host": (
         make_plan(PROMPT),
@@ -150,7 +150,7 @@ BROKEN: dict[str, tuple[Plan, Callable[[Plan], Plan], Plan | None, str]] = {
         make_plan(STEADY),
         lambda plan: plan,
         make_plan(round_spec(seat(streamed=5))),
-        r"round 1: fetch/0/2 expects chunk 4 in host/0/0\[4:5\] but finds nothing",
+        r"round 1: fetch/0/2 expects the chunk of that number in host/0/0\[4:5\] but finds nothing",
     ),
     "prompt buffer refilled before it is written out": (
         make_plan(BUFFERED),
@@ -161,7 +161,7 @@ BROKEN: dict[str, tuple[Plan, Callable[[Plan], Plan], Plan | None, str]] = {
     "prompt buffer refilled before it is written out, across rounds": (
         make_plan(BUFFERED),
         lambda plan: without(plan, lambda s: s.op is StepOp.SYNC and s.lane is Lane.STORE),
-        make_plan(replace(BUFFERED, warm=False)),
+        make_plan(replace(BUFFERED, in_flight=0)),
         r"round 1: append/0 writes prompt/0\[0:4\] while it may still be read by round 0: offload/2/0",
     ),
     "prompt buffer written out before it is filled": (
@@ -180,7 +180,7 @@ BROKEN: dict[str, tuple[Plan, Callable[[Plan], Plan], Plan | None, str]] = {
         make_plan(BUFFERED),
         lambda plan: without_task(plan, "offload/1/1"),
         make_plan(round_spec(SeatSpec(0, 1, 3, 6, 0, 7, 1), SeatSpec(1, 2, 3, 1, 0, 3, 1), layers=3)),
-        r"round 1: fetch/1/3 expects chunk 2 in host/1/1\[2:3\] but finds nothing",
+        r"round 1: fetch/1/3 expects the chunk of that number in host/1/1\[2:3\] but finds nothing",
     ),
     "deadlock": (
         make_plan(STEADY),
@@ -215,7 +215,7 @@ BROKEN: dict[str, tuple[Plan, Callable[[Plan], Plan], Plan | None, str]] = {
     "a task on the wrong lane": (
         make_plan(STEADY),
         lambda plan: replace(
-            plan, steps=tuple(replace(s, lane=Lane.DRAFT) if s.name == "merge/1" else s for s in plan.steps)
+            plan, steps=tuple(s._replace(lane=Lane.DRAFT) if s.name == "merge/1" else s for s in plan.steps)
         ),
         None,
         "merge/1 is launched on the draft lane, not its own",
@@ -282,7 +282,7 @@ def specs(draw: st.DrawFn) -> tuple[SeatSpec, ...]:
             )
             continue
         offload = draw(st.integers(0, tail - 2)) if streamed or draw(st.booleans()) else 0
-        behind = draw(st.sampled_from([0, offload]))
+        behind = draw(st.sampled_from([0, offload]))  # full chunks before the open one
         span = min(offload + 1, tail - behind)
         seats.append(SeatSpec(number, resident, tail, streamed, offload, resident + streamed + behind, span))
     return tuple(seats)
@@ -298,7 +298,7 @@ def test_every_plan_of_every_structure_is_proven(
         replace(s, streamed=s.streamed + s.offload, offload=0, open=s.resident + s.streamed + s.offload, span=1)
         for s in seats
     )
-    plan.check(make_plan(replace(spec, seats=moved_on, warm=True)))
+    plan.check(make_plan(replace(spec, seats=moved_on).warm()))
 
 
 @pytest.mark.parametrize("spec", [STEADY, WRITING, PROMPT])

@@ -80,7 +80,7 @@ class Stripped:
         """Whether the proof finds fault with some two of the rounds that were run."""
         for first, second in pairwise(self.plans):
             try:
-                check_rounds([first, second] if second.spec.warm else [first])
+                check_rounds([first, second])
             except InvalidPlan:
                 return True
         return False
@@ -121,6 +121,7 @@ def test_every_kind_of_wait_is_needed(
     engine._executor.store.blocks.fill_(float("nan"))
     stripped = Stripped(engine._planner.plan, (op, lane, name) if dropped else None)
     monkeypatch.setattr(engine._planner, "plan", stripped.plan)
+    monkeypatch.setattr(engine._planner, "prove", lambda plan: None)  # it would refuse to go on
     requests = [Request(prompt(18), 7), Request(prompt(20, 1), 6)]
     with copies.watch(engine):
         try:

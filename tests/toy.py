@@ -41,7 +41,8 @@ def seat(seat: int = 0, *, resident: int = 0, streamed: int = 4, offload: int = 
 def round_spec(
     *seats: SeatSpec, layers: int = 2, slots: int = 2, group: int = 2, warm: bool = True, drafts: int = 2
 ) -> RoundSpec:
-    return RoundSpec(layers, slots, group, 100, seats, warm, drafts)
+    spec = RoundSpec(layers, slots, group, 100, seats, 0, drafts)
+    return spec.warm() if warm else spec
 
 
 def make_plan(spec: RoundSpec) -> Plan:

@@ -100,7 +100,7 @@ def test_a_lane_that_does_not_wait_shows(lane: Lane, slow: str, monkeypatch: pyt
     dtype = torch.float64
     with cuda_engine(dtype) as engine:
         make_deaf(engine, lane)
-        SLOW[slow](monkeypatch, 2)
+        SLOW[slow](monkeypatch, 20)
         request = Request(prompt(150), 20)
         try:
             serve(engine, [request])

@@ -91,7 +91,7 @@ def test_half_precision_and_sampling() -> None:
     )
     with engine:
         arguments: dict[str, Any] = {"max_new_tokens": 100, "do_sample": True, "temperature": 0.8, "top_p": 0.9}
-        # A round is interpreted once and then captured: from the third call on all are replayed, bit by bit alike.
+        # A round is captured when it occurs again: from the third call on all are replayed, bit by bit alike.
         ids = [list(prompt(300)), list(prompt(20))]
         calls: list[Any] = [engine.generate(ids, seed=1, **arguments) for _ in range(4)]
         assert calls[2].tolist() == calls[3].tolist()
@@ -109,18 +109,112 @@ def test_a_failed_round_leaves_the_engine_usable() -> None:
         plain: Any = engine.generate([list(prompt(100))], max_new_tokens=40)
         request = engine.submit(prompt(100), max_new_tokens=40)
         given: list[int] = []
-        drafter = engine._speculator.drafter
-        assert drafter is not None
-        start = drafter.start
+        drafter: Any = engine._speculator.drafter
+        catch_up = drafter.catch_up
         for number in range(100):
             if number % 3 == 2:
-                drafter.start = fail  # type: ignore[method-assign]
+                drafter.catch_up = fail
                 with pytest.raises(RuntimeError, match="no"):
                     engine.step()
-                drafter.start = start  # type: ignore[method-assign]
+                drafter.catch_up = catch_up
             for output in engine.step():
                 given += output.new_token_ids
             if not engine.has_unfinished:
                 break
         assert request >= 0
         assert given == plain[0, 100:].tolist()
+
+
+class Watched:
+    """Notes what an executor does in its rounds, and what it is asked to wait for between them."""
+
+    def __init__(self, engine: Engine, executor: CudaExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.events: list[str] = []
+        for name in ("_launch", "_capture", "_accept_and_draft", "drain"):
+            monkeypatch.setattr(executor, name, self._noted(name, getattr(executor, name)))
+        monkeypatch.setattr(engine._planner, "plan", self._noted("plan", engine._planner.plan))
+
+    def _noted(self, name: str, work: Any) -> Any:
+        def call(*arguments: Any) -> Any:
+            self.events.append(name)
+            return work(*arguments)
+
+        return call
+
+
+def streaming_requests(monkeypatch: pytest.MonkeyPatch, **options: Any) -> tuple[Engine, CudaExecutor, Watched]:
+    target = build("qwen3", torch.float32, 0, eos_token_id=None, head_dim=64).to("cuda")
+    given: dict[str, Any] = {"max_model_len": 1024, "chunk_tokens": 16, "max_num_seqs": 3, "group_chunks": 4}
+    given |= {"staging_slots": 3, "num_speculative_tokens": 4}
+    engine, executor = cuda_engine(target, target, **given | options)
+    return engine, executor, Watched(engine, executor, monkeypatch)
+
+
+def test_rounds_are_captured_and_planned_while_the_device_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A capture comes after a launch and before the result is read; a second graph does what the interpreter did."""
+    engine, executor, watched = streaming_requests(monkeypatch, gpu_kv_budget="min", debug=True)
+    with engine:
+        first: Any = engine.generate([list(prompt(300))], max_new_tokens=200)
+        at = [number for number, event in enumerate(watched.events) if event == "_capture"]
+        assert at
+        for number in at:
+            before = [event for event in watched.events[:number] if event in ("_launch", "_accept_and_draft")]
+            assert before[-1] == "_launch"
+        assert "drain" not in watched.events
+        second: Any = engine.generate([list(prompt(300))], max_new_tokens=200)
+        assert first.tolist() == second.tolist()
+        assert all(rotation == 0 for _, rotation, _ in executor._graphs), "three slots divide three layers"
+        assert engine._planner.num_ahead > 0
+
+
+def ragged() -> list[Request]:
+    return [
+        Request(prompt(200 + 20 * (number % 3), number), 40, joins=3 * number, leaves=7 if number % 4 == 1 else None)
+        for number in range(9)
+    ]
+
+
+def test_who_joins_or_leaves_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests leave while their copies are under way and others get their memory; in the end all is replayed."""
+    engine, executor, watched = streaming_requests(monkeypatch, gpu_kv_budget="1MiB", num_speculative_tokens=2)
+    on_cpu = build("qwen3", torch.float32, 0, eos_token_id=None, head_dim=64)
+    with engine:
+        times = [ragged() for _ in range(3)]
+        for requests in times:
+            serve(engine, requests)
+        assert "drain" not in watched.events
+        assert any(key[0].in_flight < len(key[0].first) for key in executor._graphs), "cold rounds are captured too"
+    with specstream.compile(on_cpu, None, max_model_len=1024) as alone:
+        for request, *others in zip(*times, strict=True):
+            out: Any = alone.generate([list(request.prompt)], max_new_tokens=40)
+            expected = out[0, len(request.prompt) :].tolist()
+            for one in (request, *others):
+                assert one.tokens == expected[: len(one.tokens)]
+                assert one.leaves is not None or len(one.tokens) == 40
+
+
+def test_an_interrupted_capture_leaves_the_engine_usable(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, executor, _ = streaming_requests(monkeypatch, gpu_kv_budget="min")
+    steps = executor._capture_steps
+    struck = 0
+
+    def interrupted(*arguments: Any) -> None:
+        nonlocal struck
+        struck += 1
+        if struck == 1:
+            raise KeyboardInterrupt
+        steps(*arguments)
+        if struck == 2:
+            raise KeyboardInterrupt
+
+    with engine:
+        expected: Any = engine.generate([list(prompt(100))], max_new_tokens=60)
+        executor._graphs.clear()
+        monkeypatch.setattr(executor, "_capture_steps", interrupted)
+        for _ in range(2):
+            with pytest.raises(KeyboardInterrupt):
+                engine.generate([list(prompt(100))], max_new_tokens=60)
+        for _ in range(3):
+            out: Any = engine.generate([list(prompt(100))], max_new_tokens=60)
+            assert out.tolist() == expected.tolist()
+        assert executor._graphs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -40,6 +41,7 @@ def fill(left: int) -> Tensor:
 
 @pytest.fixture(autouse=True)
 def uncapped() -> Iterator[None]:
+    gc.collect()  # engines of other tests
     torch.cuda.empty_cache()
     yield
     torch.cuda.set_per_process_memory_fraction(1.0)
@@ -142,6 +144,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_allocated(leave: Leave)
         needed = engine.memory.device_kv
         assert needed > 1024 * MIB
     del engine
+    gc.collect()
     before = torch.cuda.memory_allocated()
     held = leave(needed - SLACK)
     took = torch.cuda.memory_allocated()

@@ -1,0 +1,1 @@
+../../specstream/next_round.py

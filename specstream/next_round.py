@@ -1,0 +1,143 @@
+"""The structure of the next round, and of those that can follow it: planned ahead while a device computes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from specstream.memory import MemoryPlan
+from specstream.options import Options
+from specstream.plan import Plan
+from specstream.planner import Planner
+from specstream.round_spec import RoundSpec, SeatSpec
+from specstream.scheduler import RequestRows, Scheduler
+from specstream.sequence import Sequence
+from specstream.speculate import Candidates
+
+
+@dataclass(frozen=True)
+class LastRound:
+    """A round, and which request sat in which seat: what the next one finds in flight."""
+
+    spec: RoundSpec
+    seating: dict[int, int]
+
+    @classmethod
+    def of(cls, spec: RoundSpec, rows: list[RequestRows]) -> LastRound:
+        return cls(spec, _seating(rows))
+
+    def still_wanted(self, spec: RoundSpec, rows: list[RequestRows]) -> int:
+        """How many of the fetches it has issued ahead the next round counts on: those that are its own first ones.
+
+        Whoever joins has nothing to fetch yet; whoever leaves costs what was fetched for him and for seats after his.
+        """
+        count, seating = 0, _seating(rows)
+        for issued, wanted in zip(self.spec.exit, spec.first, strict=False):
+            seat = wanted[1].seat
+            if issued != wanted or self.seating[seat] != seating[seat]:
+                break
+            count += 1
+        return count
+
+
+@dataclass(frozen=True)
+class NextRound:
+    """Decides structures, and has them planned."""
+
+    options: Options
+    memory: MemoryPlan
+    scheduler: Scheduler
+    planner: Planner
+
+    def structure(self, rows: list[RequestRows], last: LastRound | None, draft_steps: int) -> RoundSpec:
+        """That of a round of these rows after another one, if that left anything in flight."""
+        seats = tuple(row.seat_spec(self.options.num_speculative_tokens) for row in rows)
+        spec = self._of(seats, draft_steps if any(row.logits for row in rows) else 0)
+        return spec if last is None else replace(spec, in_flight=last.still_wanted(spec, rows))
+
+    def longest(self, draft_steps: int) -> RoundSpec:
+        """The round of one request near `max_model_len`."""
+        memory = self.memory
+        total = memory.layout.chunks_of(memory.max_model_len)
+        resident = memory.resident_chunks(total, memory.num_blocks, self.options.max_num_seqs)
+        streamed = max(0, total - resident - 1)
+        seat = SeatSpec(0, resident, memory.tail_slots, streamed, 0, min(resident + streamed, total - 1), 1)
+        return self._of((seat,), draft_steps).warm()
+
+    def work_ahead(self, rows: list[RequestRows], plan: Plan, spec: RoundSpec, draft_steps: int) -> Iterator[bool]:
+        """While a round is computed: proves its plan, then makes and proves those that the next one may need.
+
+        Yields True after each piece of work.
+        """
+        self.planner.prove(plan)
+        yield True
+        this = LastRound.of(spec, rows)
+        for running in possible_requests(self.scheduler.running, rows, spec):
+            next_rows = self.scheduler.choose_rows(running)
+            structure = self.structure(next_rows, this, draft_steps).canonical()
+            if next_rows and not self.planner.knows(structure):
+                following = self.planner.plan(structure)
+                self.planner.num_ahead += 1
+                yield True
+                self.planner.prove(following)
+                yield True
+
+    def _of(self, seats: tuple[SeatSpec, ...], draft_steps: int) -> RoundSpec:
+        memory = self.memory
+        return RoundSpec(
+            num_layers=memory.layout.num_layers,
+            staging_slots=memory.staging_slots,
+            chunks_per_group=memory.chunks_per_group,
+            bytes_per_chunk=memory.layout.block_bytes,
+            seats=seats,
+            in_flight=0,
+            draft_steps=draft_steps,
+        )
+
+
+def possible_requests(running: list[Sequence], rows: list[RequestRows], spec: RoundSpec) -> Iterator[list[Sequence]]:
+    """The running requests as a round can leave them if nobody joins, the likeliest first.
+
+    Of a verification it matters how many chunks it fills. That it fills one is reckoned with wherever in its chunk the
+    request stands, so that the plan is there well before it is needed. First all requests fare alike, then one of them
+    differs: it fills a chunk, or it leaves.
+    """
+    most_rows = max((len(row.tokens) for row in rows if not row.prompt), default=1)
+    most_filled = max(1, most_rows // rows[0].kv.layout.chunk_tokens)
+    states = [_after(running, rows, spec, filled) for filled in range(most_filled + 1)]
+    unchanged, filled = states[0], states[1]
+    for index in range(len(running)):
+        for different in (filled[index], None):
+            states.append([*unchanged[:index], different, *unchanged[index + 1 :]])
+    for state in states:
+        yield [sequence for sequence in state if sequence is not None]
+
+
+def _after(running: list[Sequence], rows: list[RequestRows], spec: RoundSpec, filled: int) -> list[Sequence | None]:
+    """The requests once each verification has filled so many chunks, or has just gone on; None for one that ends."""
+    row_of = {row.sequence.request_id: row for row in rows}
+    offload_of = {seat.seat: seat.offload for seat in spec.seats}
+    after: list[Sequence | None] = []
+    for sequence in running:
+        row = row_of.get(sequence.request_id)
+        after.append(sequence if row is None else _request_after(row, offload_of[sequence.seat], filled))
+    return after
+
+
+def _request_after(row: RequestRows, offloaded: int, filled: int) -> Sequence | None:
+    """A copy of a request; what its new tokens and candidates are does not matter."""
+    sequence, kv = row.sequence, row.kv
+    tokens = kv.layout.chunk_tokens
+    if row.prompt:
+        committed, produced = len(row.tokens), row.logits
+    else:
+        committed = produced = (kv.length // tokens + filled) * tokens - kv.length if filled else 1
+    if len(sequence.tokens) + produced >= sequence.limit:
+        return None
+    kv = replace(kv, length=kv.length + committed, streamed=kv.streamed + offloaded)
+    return replace(sequence, kv=kv, tokens=sequence.tokens + [0] * produced, candidates=Candidates())
+
+
+def _seating(rows: list[RequestRows]) -> dict[int, int]:
+    """Which request sits where."""
+    return {row.sequence.seat: row.sequence.request_id for row in rows}
