@@ -98,7 +98,7 @@ class CudaExecutor:
                     self._seen.add(interpreted)
                 while not self._streams[Lane.TARGET].query() and batch.work_ahead():
                     pass
-                if logits is not None and len(batch.inputs["logit_rows"]):  # else the host goes on to the next part
+                if logits is not None and not self._may_go_on(batch):
                     self._accept_and_draft(plan, batch, logits, ready)
         except BaseException:
             self.drain()
@@ -309,6 +309,13 @@ class CudaExecutor:
         return (self._rotation + task.slot) % self.store.staging_slots
 
     # After the target
+
+    def _may_go_on(self, batch: RoundBatch) -> bool:
+        """Whether the host need not wait for the round: a part of prompts whose logits nobody needs.
+
+        The kernels' tables are written by the host, so a round that reads them has to end before the next one's are.
+        """
+        return len(batch.inputs["logit_rows"]) == 0 and self._attention is self._choice.for_prompts
 
     def _accept_and_draft(self, plan: Plan, batch: RoundBatch, logits: Tensor, ready: torch.cuda.Event) -> None:
         """Acceptance and draft steps, in their order, on the draft's stream: the link goes on meanwhile."""
