@@ -366,6 +366,7 @@ class Engine(Exclusive):
             seats,
             accept=lambda logits: self._speculator.accept(rows, logits[0]),
             draft=lambda step: self._speculator.draft(rows, step),
+            prepare=lambda: self._speculator.prepare(rows),
             settle=lambda: self._speculator.settle(),
         )
 
