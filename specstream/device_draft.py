@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from specstream.attention_choice import ROW_STEP
 from specstream.batch import MIN_ROWS
 from specstream.cuda_draft import CudaDrafter
 from specstream.device_accept import SeatTables, processed
@@ -21,9 +22,6 @@ from specstream.recurring import Recurring
 from specstream.round_tables import RoundTables, TableSizes
 from specstream.scheduler import RequestRows
 from specstream.speculate import Candidates
-
-ROW_STEP = 8
-"""Rows are padded to a multiple of it."""
 
 Kind = tuple[frozenset[str], Method]
 """What the steps of a round have in common: the settings that are used, and the rule."""

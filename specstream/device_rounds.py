@@ -118,18 +118,15 @@ class DeviceRounds:
         assert self._logits is not None
         counts = [row.logits for row in self._rows]
         logits, tops = torch.split(self._logits, counts), np.split(found.host["tops"], np.cumsum(counts))
-        outcomes = [self._outcome(*each) for each in zip(self._rows, logits, tops, strict=False)]
+        outcomes = [self._outcome(*each) for each in zip(self._rows, logits, tops[: len(counts)], strict=True)]
         self._logits = None
         return outcomes
 
     # Parts
 
     def _outcome(self, row: RequestRows, logits: Tensor, tops: NDArray[np.float32]) -> Outcome:
-        found, seat, sampled = (
-            self._tables_of(self._size).found.host,
-            row.sequence.seat,
-            row.sequence.sampling.do_sample,
-        )
+        seat, sampled = row.sequence.seat, row.sequence.sampling.do_sample
+        found = self._tables_of(self._size).found.host
         accepted = int(found["accepted"][seat])
         produced: list[int] = found["produced"][seat, : accepted + 1].tolist()
         usable = leading(np.isfinite(tops) if sampled else ~np.isnan(tops))
