@@ -38,8 +38,10 @@ class RoundBatch:
     """Called with the logits [R, vocab] when they are there."""
     draft: Callable[[int], None]
     """Called for each draft step after acceptance."""
+    prepare: Callable[[], None] = lambda: None
+    """Called before the logits are there, once they are being computed."""
     settle: Callable[[], None] = lambda: None
-    """Called at the end: waits for what the two have launched."""
+    """Called at the end: waits for what these have launched."""
     work_ahead: Callable[[], bool] = lambda: False
     """Does some of what the host could do for the next round while a device computes this one; False if nothing is
     left. An executor without such a time need not call it."""

@@ -320,8 +320,9 @@ class CudaExecutor:
     def _accept_and_draft(self, plan: Plan, batch: RoundBatch, logits: Tensor, ready: torch.cuda.Event) -> None:
         """Acceptance and draft steps, in their order, on the draft's stream: the link goes on meanwhile."""
         stream, steps = self._streams[Lane.DRAFT], plan.by_kind[TaskKind.DRAFT]
-        stream.wait_event(ready)
         with torch.cuda.stream(stream):
+            batch.prepare()
+            stream.wait_event(ready)
             batch.accept(wanted_logits(logits, batch))
             start = record(stream, timed=True)
             for task in steps:

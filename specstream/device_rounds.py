@@ -73,11 +73,11 @@ class DeviceRounds:
         self._size = 0
         self._kind: Kind = (frozenset(), "coupled")
         self._logits: Tensor | None = None
-        self._draft: DeviceDraft | None = None
-        """The round's, once it has begun."""
 
-    def accept(self, rows: list[RequestRows], logits: Tensor) -> bool:
-        """Launches acceptance for the requests whose logits, [R, vocab], these are.
+    def prepare(self, rows: list[RequestRows]) -> bool:
+        """Tells the device about the requests that have logits in a round, all that is known before these are there.
+
+        So nothing has to be copied between the logits and the next candidates: the link is busy then.
 
         Returns:
             False, and nothing is launched, if a request wants more than the kernels do.
@@ -91,25 +91,23 @@ class DeviceRounds:
         self._kind = frozenset().union(*(setting.used for setting in settings)), method
         highest = max(row.sequence.seat for row in rows)
         self._size = min(1 << highest.bit_length(), self.max_seats)
-        self._rows, self._draft = rows, None
-        tables = self._tables_of(self._size)
-        drawn_from = None
+        self._rows = rows
         if method == "standard":
             self._probabilities().hold(rows)
-            drawn_from = self._probabilities().whole
-        tables.fill(rows, settings, self.speculation)
+        self._tables_of(self._size).fill(rows, settings, self.speculation)
+        if self.drafter is not None:
+            self._draft_of(self._size).begin(rows)
+        return True
+
+    def accept(self, logits: Tensor) -> None:
+        """Launches acceptance for those requests, whose logits, [R, vocab], these are."""
         synthetic = self.speculation.synthetic is not None
         self._logits = logits
-        accept_on_device(tables, logits, *self._kind, synthetic, drawn_from)
-        return True
+        accept_on_device(self._tables_of(self._size), logits, *self._kind, synthetic, self._drawn())
 
     def draft(self) -> None:
         """Launches the next draft step."""
-        standard = self._kind[1] == "standard"
-        if self._draft is None:
-            self._draft = self._draft_of(self._size)
-            self._draft.begin(self._rows)
-        self._draft.step(self._kind, self._probabilities().whole if standard else None)
+        self._draft_of(self._size).step(self._kind, self._drawn())
 
     def read(self) -> list[Outcome]:
         """Waits for what was launched; says what has become of each request."""
@@ -120,31 +118,33 @@ class DeviceRounds:
         assert self._logits is not None
         counts = [row.logits for row in self._rows]
         logits, tops = torch.split(self._logits, counts), np.split(found.host["tops"], np.cumsum(counts))
-        outcomes = [self._outcome(*each) for each in zip(self._rows, logits, tops, strict=False)]
+        outcomes = [self._outcome(*each) for each in zip(self._rows, logits, tops[: len(counts)], strict=True)]
         self._logits = None
         return outcomes
 
     # Parts
 
     def _outcome(self, row: RequestRows, logits: Tensor, tops: NDArray[np.float32]) -> Outcome:
-        found, seat, sampled = (
-            self._tables_of(self._size).found.host,
-            row.sequence.seat,
-            row.sequence.sampling.do_sample,
-        )
+        seat, sampled = row.sequence.seat, row.sequence.sampling.do_sample
+        found = self._tables_of(self._size).found.host
         accepted = int(found["accepted"][seat])
         produced: list[int] = found["produced"][seat, : accepted + 1].tolist()
         usable = leading(np.isfinite(tops) if sampled else ~np.isnan(tops))
+        draft = None if self.drafter is None else self._draft_of(self._size)
         if accepted >= usable:  # what follows row `usable` means nothing; see `Speculation.accept`
-            if self._draft is not None:
-                self._draft.drop(row)
+            if draft is not None:
+                draft.drop(row)
             return Outcome(row, max(0, usable - 1), produced[:usable], logits, None, False)
         candidates, draft_failed = Candidates(), False
-        if self._draft is not None:
+        if draft is not None:
             standard = sampled and self._kind[1] == "standard"
             drawn_from = self._probabilities().parts[seat] if standard else []
-            candidates, draft_failed = self._draft.candidates(row, accepted, produced, drawn_from)
+            candidates, draft_failed = draft.candidates(row, accepted, produced, drawn_from)
         return Outcome(row, accepted, produced, logits, candidates, draft_failed)
+
+    def _drawn(self) -> Tensor | None:
+        """What candidates were drawn from, where the round's rule needs it, float64 [seats, K, vocab]."""
+        return self._probabilities().whole if self._kind[1] == "standard" else None
 
     def _probabilities(self) -> DrawnFrom:
         """For as many seats as the round has."""

@@ -343,6 +343,7 @@ class Engine(Exclusive):
             seats,
             accept=lambda logits: self._speculator.accept(rows, logits[0]),
             draft=lambda step: self._speculator.draft(rows, step),
+            prepare=lambda: self._speculator.prepare(rows),
             settle=lambda: self._speculator.settle(),
             work_ahead=lambda: next(work, False),
         )

@@ -113,6 +113,7 @@ class CpuExecutor:
         self._finalizer.detach()
 
     def _run(self, plan: Plan, spec: RoundSpec, batch: RoundBatch) -> None:
+        batch.prepare()
         self._attention = self._choose_attention(spec, batch)
         self._values = self._attention.inputs(batch)
         self._seats = {s.seat: (s, batch.seats[s.seat]) for s in spec.seats}

@@ -26,8 +26,9 @@ MOST_USELESS_ROUNDS = 64
 class Speculator:
     """What a round's acceptance and draft steps do. Nothing is committed here: the round may still fail.
 
-    A round is `accept`, the draft steps, `settle`. On a device the kernels do all of it if every request's settings are
-    theirs: then acceptance and drafts are only launched, and `settle` waits for them. The tokens are the same.
+    A round is `prepare`, `accept`, the draft steps, `settle`. On a device the kernels do all of it if every request's
+    settings are theirs: then acceptance and drafts are only launched, and `settle` waits for them. The tokens are the
+    same.
     """
 
     speculation: Speculation
@@ -35,25 +36,29 @@ class Speculator:
     kernels: DeviceRounds | None = None
     pending_warnings: list[tuple[Sequence, str]] = field(default_factory=list)
     """What `warn` has still to say."""
-    _launched: bool = field(default=False, init=False)
+    _on_device: bool = field(default=False, init=False)
     """Whether the round is the kernels'."""
+
+    def prepare(self, rows: list[RequestRows]) -> None:
+        """Before a round's logits are there: whether the round is the kernels'."""
+        self._on_device = self.kernels is not None and self.kernels.prepare([row for row in rows if row.logits])
 
     def accept(self, rows: list[RequestRows], logits: Tensor) -> None:
         """Decides what each request produced, from logits [R, vocab]; what goes wrong for one is noted in its row."""
-        wanted = [row for row in rows if row.logits]
-        self._launched = self.kernels is not None and self.kernels.accept(wanted, logits)
-        if self._launched:
+        if self._on_device:
             assert self.kernels is not None
+            self.kernels.accept(logits)
             if self.kernels.drafter is None:  # what drafts must know what was accepted
                 self.settle()
             return
         at = 0
-        for row in wanted:
-            try:
-                self._accept(row, logits[at : at + row.logits])
-            except Exception as error:  # of the caller's own criteria and processors above all
-                _fail(row, error)
-            at += row.logits
+        for row in rows:
+            if row.logits:
+                try:
+                    self._accept(row, logits[at : at + row.logits])
+                except Exception as error:  # of the caller's own criteria and processors above all
+                    _fail(row, error)
+                at += row.logits
 
     def _accept(self, row: RequestRows, own: Tensor) -> None:
         sequence = row.sequence
@@ -63,7 +68,7 @@ class Speculator:
 
     def draft(self, rows: list[RequestRows], step: int) -> None:
         """One draft step for every request that goes on and has room for one more candidate."""
-        if self._launched:
+        if self._on_device:
             assert self.kernels is not None
             self.kernels.draft()
         else:
@@ -89,10 +94,10 @@ class Speculator:
 
     def settle(self) -> None:
         """Waits for what the kernels have been given in this round, and notes what came out."""
-        if not self._launched:
+        if not self._on_device:
             return
         assert self.kernels is not None
-        self._launched = False
+        self._on_device = False
         for outcome in self.kernels.read():
             try:
                 self._settle(outcome)
