@@ -2,6 +2,7 @@
 #   make test                            everything goes into .venv, once
 #   make test PYTHON=/path/to/python     an environment that has the packages already: no venv, no downloads
 #   make test PIP_ARGS="--index-url ..." extra arguments for pip, such as another source of packages
+#   make test WORKERS=0                  one test at a time
 #   make test ARGS="-k sampling -x"      extra arguments for what runs: pytest, or specstream demo
 
 .DEFAULT_GOAL := help
@@ -33,8 +34,13 @@ help:  ## show this list
 demo: setup  ## answer questions over a long text with the bundled models, on the CPU
 	@$(PY) -m specstream demo $(ARGS)
 
+# Two files of tests at a time, of one thread each; one without xdist, or with a CUDA device, whose memory some fill.
+AT_ONCE := import importlib.util as u, shutil; print(2 if u.find_spec("xdist") and not shutil.which("nvidia-smi") else 0)
+WORKERS ?= $(shell $(PY) -c '$(AT_ONCE)')
+PARALLEL = $(addprefix --dist loadfile -n ,$(filter-out 0,$(WORKERS)))
+
 test: setup  ## run the tests, but for those marked long
-	$(PY) -m pytest -q -m "not long" $(ARGS)
+	OMP_NUM_THREADS=1 $(PY) -m pytest -q -m "not long" $(PARALLEL) $(ARGS)
 
 test-long: setup  ## run the tests marked long
 	$(PY) -m pytest -q -m long $(ARGS)

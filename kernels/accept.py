@@ -1,9 +1,10 @@
 """Proposing and accepting candidates on the device: the rules of `specstream.speculate`, for all seats at once.
 
-Nothing waits for the host, so both functions can be captured in a CUDA graph, once a call has compiled the kernels; one
-step of proposing compiles them for all steps. The tokens are those of the host's rules: the random numbers are the
-same, all arithmetic is in float64, and of equal scores the first is taken. Sums and logarithms may differ from the
-host's in the last bits, which decides only where two sums, or a random number and its bound, agree in about 14 digits.
+Nothing waits for the host, so both functions can be captured in a CUDA graph, once a call has compiled the kernels. One
+captured step of proposing serves for all steps: its number is read on the device. The tokens are those of the host's
+rules: the random numbers are the same, all arithmetic is in float64, and of equal scores the first is taken. Sums and
+logarithms may differ from the host's in the last bits, which decides only where two sums, or a random number and its
+bound, agree in about 14 digits.
 
 The inputs are not checked. For a seat that samples, each of its rows of scores must be a distribution: no NaN, no +inf,
 and not all -inf; for a greedy seat there must be no NaN. `draft_probabilities` must be what the candidates were drawn
@@ -70,34 +71,34 @@ def accept(
     produced = torch.empty(count, most + 1, dtype=torch.int64, device=scores.device)
     coupled = rejection_sample_method == "coupled"
     _check_draft_probabilities(not coupled, draft_probabilities)
-    accepted = _choose(seats, scores, row_start, draft_probabilities, produced, None, coupled, not coupled)
+    accepted = _choose(seats, scores, row_start, draft_probabilities, produced, most + 1, None, coupled, not coupled)
     return accepted, produced
 
 
 def propose(
     seats: Seats,
     scores: Tensor,
-    step: int,
+    step: Tensor,
     rejection_sample_method: Method,
     draft_sample_method: Literal["greedy", "probabilistic"],
     draft_probabilities: Tensor | None = None,
 ) -> None:
-    """Writes candidate `step` of every seat that has so many candidates to `seats.candidates`.
+    """Writes the next candidate of every seat that has so many candidates to `seats.candidates`.
 
     Args:
         scores: float32 [seats, vocab], the draft's processed logits.
-        step: 0 <= step < K.
+        step: int64 [1], the candidate's index: 0 <= step < K.
         draft_probabilities: float64 or float32 [seats, K, vocab]; for "standard", [:, step] receives what the
             candidates of seats that sample were drawn from. The rows of other seats may be overwritten.
     """
     standard, greedy = rejection_sample_method == "standard", draft_sample_method == "greedy"
     _check_draft_probabilities(standard, draft_probabilities)
-    produced = seats.candidates[:, step : step + 1]
     coupled, drawn = not standard and not greedy, standard and not greedy
-    _choose(seats, scores, None, draft_probabilities, produced, step, coupled, drawn)
+    _choose(seats, scores, None, draft_probabilities, seats.candidates, 1, step, coupled, drawn)
     if draft_probabilities is not None and standard and greedy:
         vocabulary = torch.arange(scores.shape[1], device=scores.device)
-        draft_probabilities[:, step] = vocabulary == produced
+        certain = vocabulary == seats.candidates.index_select(1, step)
+        draft_probabilities.index_copy_(1, step, certain[:, None].to(draft_probabilities.dtype))
 
 
 def _check_draft_probabilities(standard: bool, draft_probabilities: Tensor | None) -> None:
@@ -111,12 +112,13 @@ def _choose(
     row_start: Tensor | None,
     draft_probabilities: Tensor | None,
     produced: Tensor,
-    step: int | None,
+    rows: int,
+    step: Tensor | None,
     coupled: bool,
     standard: bool,
 ) -> Tensor:
-    """Verifies all candidates, or chooses the one of `step`; returns how many were accepted."""
-    count, rows = produced.shape
+    """Verifies all candidates, by `rows` of each seat, or chooses the one of `step`; returns how many were accepted."""
+    count = produced.shape[0]
     vocab, device = scores.shape[1], scores.device
     tiles = triton.cdiv(vocab, TILE)
     tops, masses = torch.empty(2, count, rows, tiles, dtype=torch.float64, device=device)
@@ -139,7 +141,7 @@ def _choose(
         "draft_probabilities": draft_probabilities,
         "draft_seat_stride": draft_strides[0],
         "draft_row_stride": draft_strides[1],
-        "step": 0 if step is None else step,
+        "step": step,
         "rows": rows,
         "tiles": tiles,
         "tops": tops,

@@ -7,11 +7,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from specstream.kernels.accept_tiles import count_of_seat, first_row, probabilities_tile, residual_tile
+from specstream.kernels.accept_tiles import count_of_seat, first_row, probabilities_tile, residual_tile, step_of
 from specstream.kernels.philox import ACCEPT, DRAFT, RESIDUAL, TOKEN, uniform_first
 
 
-@triton.jit(do_not_specialize=["step"], do_not_specialize_on_alignment=["produced"])  # both differ between steps
+@triton.jit
 def decide_kernel(
     scores: tl.tensor,
     row_stride: tl.tensor,
@@ -39,7 +39,8 @@ def decide_kernel(
 ) -> None:
     """How many candidates are accepted, and the tokens produced. Where one is to be drawn, the best stands for it."""
     seat = tl.program_id(0)
-    count = count_of_seat(counts, seat, step, PROPOSING)
+    now = step_of(step, PROPOSING)
+    count = count_of_seat(counts, seat, now, PROPOSING)
     index = tl.arange(0, ROWS)
     chosen = tl.load(row_token + seat * rows + index, mask=index <= count, other=-1)
     proposed = index < count
@@ -57,7 +58,7 @@ def decide_kernel(
     stop = tl.min(tl.where(proposed & ~agrees, index, count), axis=0)
     result = tl.where(index < stop, candidate, tl.where(index == stop, chosen, -1))
     if PROPOSING:
-        tl.store(produced + seat * produced_stride + index, result, mask=index <= count)
+        tl.store(produced + seat * produced_stride + now + index, result, mask=index <= count)
     else:
         tl.store(produced + seat * produced_stride + index, result, mask=index < rows)
     tl.store(accepted + seat, stop)
@@ -72,7 +73,7 @@ def first_beyond(cumulative: tl.tensor, weights: tl.tensor, target: tl.tensor, S
     return tl.minimum(first, last)
 
 
-@triton.jit(do_not_specialize=["step"], do_not_specialize_on_alignment=["produced"])  # both differ between steps
+@triton.jit
 def draw_kernel(
     scores: tl.tensor,
     row_stride: tl.tensor,
@@ -100,7 +101,8 @@ def draw_kernel(
 ) -> None:
     """Draws the seat's own token: the tile by the tiles' sums, then the token in it, by one random number."""
     seat = tl.program_id(0)
-    count = count_of_seat(counts, seat, step, PROPOSING)
+    now = step_of(step, PROPOSING)
+    count = count_of_seat(counts, seat, now, PROPOSING)
     if (count >= 0) & tl.load(do_sample + seat):
         index = tl.load(accepted + seat)
         rejected = index < count
@@ -110,7 +112,7 @@ def draw_kernel(
         equal = tl.sum(residual_sums, axis=0) == 0  # but for rounding
         tile_sums = tl.where(equal, target_sums, residual_sums)
         cumulative = tl.cumsum(tile_sums, axis=0)
-        position = tl.load(positions + seat) + step + index
+        position = tl.load(positions + seat) + now + index
         if PROPOSING:
             uniform = uniform_first(tl.load(seeds + seat), DRAFT, position)
         else:
@@ -120,7 +122,7 @@ def draw_kernel(
         before = tl.sum(tl.where(tile == drawn_tile - 1, cumulative, 0.0), axis=0)
 
         offsets = drawn_tile * TILE + tl.arange(0, TILE)
-        draft_place = seat.to(tl.int64) * draft_seat_stride + (step + index) * draft_row_stride
+        draft_place = seat.to(tl.int64) * draft_seat_stride + (now + index) * draft_row_stride
         if PROPOSING:
             weights = tl.load(draft_probabilities + draft_place + offsets, mask=offsets < vocab, other=0.0)
             weights = weights.to(tl.float64)
@@ -130,4 +132,4 @@ def draw_kernel(
             target = probabilities_tile(scores, row_place, offsets, vocab, top, mass)
             weights = residual_tile(target, draft_probabilities, draft_place, rejected & ~equal, offsets, vocab)
         token = drawn_tile * TILE + first_beyond(before + tl.cumsum(weights, axis=0), weights, bound, TILE)
-        tl.store(produced + seat * produced_stride + index, token.to(tl.int64))
+        tl.store(produced + seat * produced_stride + now + index, token.to(tl.int64))

@@ -11,6 +11,16 @@ from specstream.kernels.philox import TOKEN, uniform_tile
 
 
 @triton.jit
+def step_of(step: tl.tensor, PROPOSING: tl.constexpr) -> tl.tensor:
+    """The step of proposing, int64; 0 when candidates are verified."""
+    if PROPOSING:
+        number = tl.load(step)
+    else:
+        number = tl.full((), 0, tl.int64)
+    return number
+
+
+@triton.jit
 def count_of_seat(counts: tl.tensor, seat: tl.tensor, step: tl.tensor, PROPOSING: tl.constexpr) -> tl.tensor:
     """How many candidates the seat's rows verify, none when proposing; -1 if it is not in this round or step."""
     count = tl.load(counts + seat)
@@ -29,7 +39,7 @@ def first_row(row_start: tl.tensor, seat: tl.tensor, PROPOSING: tl.constexpr) ->
     return row
 
 
-@triton.jit(do_not_specialize=["step"])
+@triton.jit
 def survey_kernel(
     scores: tl.tensor,
     row_stride: tl.tensor,
@@ -53,14 +63,15 @@ def survey_kernel(
     The grid is (tiles, rows of a seat, seats); `tops`, `tokens` and `masses` are [seats, rows of a seat, tiles].
     """
     tile, index, seat = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    if index <= count_of_seat(counts, seat, step, PROPOSING):
+    now = step_of(step, PROPOSING)
+    if index <= count_of_seat(counts, seat, now, PROPOSING):
         start = tile * TILE
         offsets = start + tl.arange(0, TILE)
         row = first_row(row_start, seat, PROPOSING) + index
         values = tl.load(scores + row * row_stride + offsets, mask=offsets < vocab, other=float("-inf")).to(tl.float64)
         sampled = tl.load(do_sample + seat)
         if COUPLED and sampled:
-            position = tl.load(positions + seat) + step + index
+            position = tl.load(positions + seat) + now + index
             uniform = uniform_tile(tl.load(seeds + seat), TOKEN, position, start, TILE)
             values -= tl.log(-tl.log(tl.maximum(uniform, 2.2250738585072014e-308)))
         top = tl.max(values, axis=0)
@@ -72,7 +83,7 @@ def survey_kernel(
             tl.store(masses + place, tl.sum(mass, axis=0))
 
 
-@triton.jit(do_not_specialize=["step"])
+@triton.jit
 def reduce_kernel(
     counts: tl.tensor,
     do_sample: tl.tensor,
@@ -93,7 +104,7 @@ def reduce_kernel(
     The grid is (rows of a seat, seats), and `row_top`, `row_token` and `row_mass` are [seats, rows of a seat].
     """
     index, seat = tl.program_id(0), tl.program_id(1)
-    if index <= count_of_seat(counts, seat, step, PROPOSING):
+    if index <= count_of_seat(counts, seat, step_of(step, PROPOSING), PROPOSING):
         row = seat * tl.num_programs(0) + index
         tile = tl.arange(0, TILES)
         top = tl.load(tops + row * tiles + tile, mask=tile < tiles, other=float("-inf"))
@@ -129,7 +140,7 @@ def residual_tile(
     return tl.maximum(target - draft, 0.0)
 
 
-@triton.jit(do_not_specialize=["step"])
+@triton.jit
 def weigh_kernel(
     scores: tl.tensor,
     row_stride: tl.tensor,
@@ -155,14 +166,15 @@ def weigh_kernel(
     stand in for a residual that is zero everywhere.
     """
     tile, seat = tl.program_id(0), tl.program_id(1)
-    count = count_of_seat(counts, seat, step, PROPOSING)
+    now = step_of(step, PROPOSING)
+    count = count_of_seat(counts, seat, now, PROPOSING)
     if (count >= 0) & tl.load(do_sample + seat):
         index = tl.load(accepted + seat)
         offsets = tile * TILE + tl.arange(0, TILE)
         row_place = (first_row(row_start, seat, PROPOSING) + index) * row_stride
         top, mass = tl.load(row_top + seat * rows + index), tl.load(row_mass + seat * rows + index)
         target = probabilities_tile(scores, row_place, offsets, vocab, top, mass)
-        draft_place = seat.to(tl.int64) * draft_seat_stride + (step + index) * draft_row_stride
+        draft_place = seat.to(tl.int64) * draft_seat_stride + (now + index) * draft_row_stride
         if PROPOSING:
             written = target.to(draft_probabilities.dtype.element_ty)
             tl.store(draft_probabilities + draft_place + offsets, written, mask=offsets < vocab)

@@ -24,6 +24,8 @@ from specstream.models.load import load_model
 from specstream.models.rope import inherited_rope, max_positions
 from specstream.options import Options
 from specstream.planner import Planner
+from specstream.speculate import Speculation
+from specstream.speculator import Speculator
 
 Model = nn.Module | str | Path
 
@@ -157,9 +159,10 @@ def build_engine(
     if memory.streams:
         host.prepare()
     drafter = drafter_kind(draft, window, target.spec.vocab_size, options.max_num_seqs) if draft else None
+    speculator = _speculator(options, target.spec, drafter)
     planner = Planner(target, CUDA_PROFILE if on_cuda else CPU_PROFILE, memory.draft_weights)
     executor = _executor(target, store, memory)
-    return Engine(options, memory, planner, executor, host, drafter, tokenizer, generation_config)
+    return Engine(options, memory, planner, executor, host, speculator, tokenizer, generation_config)
 
 
 def _free_on(device: torch.device) -> int:
@@ -177,6 +180,22 @@ def _executor(target: PartitionedModel, store: DeviceStore, memory: MemoryPlan) 
 
     most_blocks = memory.layout.chunks_of(memory.max_model_len) + memory.tail_slots
     return CudaExecutor(target, store, min(memory.num_blocks, most_blocks))
+
+
+def _speculator(options: Options, target: ModelSpec, drafter: Drafter | None) -> Speculator:
+    speculation = Speculation.of(options)
+    if target.device.type == "cpu":
+        return Speculator(speculation, drafter)
+    from specstream.cuda_draft import CudaDrafter
+    from specstream.device_rounds import DeviceRounds
+    from specstream.kernels.process import MAX_VOCAB
+
+    if target.vocab_size > MAX_VOCAB:
+        return Speculator(speculation, drafter)
+    assert drafter is None or isinstance(drafter, CudaDrafter)
+    depth, seats = options.num_speculative_tokens, options.max_num_seqs
+    kernels = DeviceRounds(speculation, drafter, depth, seats, target.vocab_size, target.device)
+    return Speculator(speculation, drafter, kernels)
 
 
 def _drafter_kind(device: torch.device) -> type[Drafter]:

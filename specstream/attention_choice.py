@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from specstream.attention import Attention, LayerAttention
-from specstream.batch import RoundBatch
+from specstream.batch import RoundBatch, padded_rows
 from specstream.graph import ModelSpec
 from specstream.kernel_attention import KernelAttention
 from specstream.kernels.triton_attend import MAX_OWN_ROWS
@@ -18,8 +18,6 @@ from specstream.round_tables import RoundTables, TableSizes, Tilings
 
 LEAST_HEAD_DIM = 16
 KERNEL_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-ROW_STEP = 8
-"""Rows are padded to a multiple of it, or to 2 or 4, so that few sizes occur."""
 
 
 @dataclass
@@ -52,9 +50,7 @@ class KernelChoice:
         self, seats: tuple[SeatSpec, ...], groups: tuple[ChunkRun, ...], batch: RoundBatch
     ) -> KernelAttention | None:
         """The same for seats and groups that are no whole round."""
-        layout = self.store.layout
-        small = layout.head_dim < LEAST_HEAD_DIM and self.store.device.type == "cuda"
-        if small or layout.dtype not in KERNEL_DTYPES:
+        if not self.has_kernels:
             return None
         if any(rows.count > MAX_OWN_ROWS for rows in batch.seats.values()):
             return None
@@ -62,25 +58,27 @@ class KernelChoice:
         attention = self._made.get(sizes)
         if attention is None:
             own = self.model.attentions[0]
-            tilings = Tilings.of(sizes, layout, own.num_heads)
+            tilings = Tilings.of(sizes, self.store.layout, own.num_heads, min(MAX_OWN_ROWS, sizes.rows))
             tables = RoundTables(sizes, tilings, self.store.device)
             attention = self._made[sizes] = KernelAttention(self.store, tables, own, tilings)
         attention.tables.fill(seats, groups, batch, self.store.layout.chunk_tokens)
         return attention
 
+    @property
+    def has_kernels(self) -> bool:
+        """Whether there are kernels for the store's dtype and heads on its device."""
+        layout = self.store.layout
+        small = layout.head_dim < LEAST_HEAD_DIM and self.store.device.type == "cuda"
+        return layout.dtype in KERNEL_DTYPES and not small
+
     def sizes(self, seats: tuple[SeatSpec, ...], groups: tuple[ChunkRun, ...], batch: RoundBatch) -> TableSizes:
         """Of the tables of a round."""
         return TableSizes(
             seats=len(seats),
-            rows=_padded(batch.inputs["input_ids"].shape[1]),
+            rows=padded_rows(batch.inputs["input_ids"].shape[1]),
             blocks=self.most_blocks,
             append_blocks=1 + -(-MAX_OWN_ROWS // self.store.layout.chunk_tokens),
             groups=len(groups),
             groups_per_seat=max(Counter(run.seat for run in groups).values(), default=0),
             chunks_per_group=self.store.chunks_per_group,
         )
-
-
-def _padded(rows: int) -> int:
-    """The next number of rows that is 2, 4 or a multiple of ROW_STEP."""
-    return next((few for few in (2, 4) if rows <= few), -(-rows // ROW_STEP) * ROW_STEP)

@@ -38,6 +38,8 @@ class RoundBatch:
     """Called with the logits [R, vocab] when they are there."""
     draft: Callable[[int], None]
     """Called for each draft step after acceptance."""
+    settle: Callable[[], None] = lambda: None
+    """Called at the end: waits for what the two have launched."""
     work_ahead: Callable[[], bool] = lambda: False
     """Does some of what the host could do for the next round while a device computes this one; False if nothing is
     left. An executor without such a time need not call it."""
@@ -54,6 +56,13 @@ def wanted_logits(logits: Tensor, batch: RoundBatch) -> Tensor:
 
 MIN_ROWS = 2
 """A captured graph is general in its number of rows from two on."""
+ROW_STEP = 8
+"""Rows of rounds on a device are padded to a multiple of it, or to 2 or 4, so that few sizes occur."""
+
+
+def padded_rows(rows: int) -> int:
+    """The next number of rows that occurs on a device."""
+    return next((few for few in (MIN_ROWS, 4) if rows <= few), -(-rows // ROW_STEP) * ROW_STEP)
 
 
 def flatten_rows(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specstream.attention import Attention
+from specstream.attention import Attention, Rows
 from specstream.attention_choice import KernelChoice
 from specstream.batch import RoundBatch, SeatRows, flatten_rows
 from specstream.draft import FEED_TOKENS, Drafter, DraftWindow
@@ -67,7 +67,7 @@ class CudaDrafter(Drafter):
         self.blocks = BlockWindow.of(window)
         layout = ChunkLayout.of(model.spec, BLOCK_TOKENS)
         self.store = DeviceStore(layout, self.blocks.blocks * max_seats, 1, 1, model.spec.device)
-        self._choice = KernelChoice(self.store, model.spec, self.blocks.blocks, PromptAttention(self.store))
+        self.choice = KernelChoice(self.store, model.spec, self.blocks.blocks, PromptAttention(self.store))
         self._places: dict[int, SequenceKV] = {}
         self._steps: dict[TableSizes, CapturedStep | None] = {}
         """None: it has run once, which has compiled its kernels."""
@@ -97,7 +97,27 @@ class CudaDrafter(Drafter):
             return {}
         wanted = inputs["logit_rows"].to(output.device, non_blocking=True)
         last = output[0] if output.shape[1] == len(rows) else output[0, wanted]
-        return dict(zip(rows, self._sized(last[: len(rows)]), strict=True))
+        return dict(zip(rows, self.sized(last[: len(rows)]), strict=True))
+
+    def catch_up(self, texts: dict[int, tuple[list[int], list[int]]]) -> dict[int, int]:
+        """Computes what is missing of each request's committed tokens and of the candidates after them.
+
+        Returns:
+            How many of the candidates are computed.
+        """
+        pending = {seat: self._seat(seat).follow(*text) for seat, text in texts.items()}
+        rest = {seat: tokens for seat, tokens in self._feed_behind(pending).items() if tokens}
+        if rest:
+            self._feed(rest, logits=False)
+        return {seat: len(self._seats[seat].cached) - len(committed) for seat, (committed, _) in texts.items()}
+
+    def go_on(self, seat: int, length: int, committed: list[int], proposed: list[int]) -> None:
+        """Notes that a request's first `length` tokens are computed, and these after them."""
+        self._seats[seat].go_on(length, committed, proposed)
+
+    def places(self, seat: int) -> list[int]:
+        """The block of each place of a request, sinks first."""
+        return self._place(seat).blocks
 
     def _place(self, seat: int) -> SequenceKV:
         if seat not in self._places:
@@ -110,10 +130,10 @@ class CudaDrafter(Drafter):
 
     def _compute(self, specs: tuple[SeatSpec, ...], batch: RoundBatch) -> Tensor:
         """All pieces and attentions; returns the logits, for the rows asked for or for all."""
-        kernels = self._choice.kernels_for(specs, (), batch)
+        kernels = self.choice.kernels_for(specs, (), batch)
         rows = {spec.seat: (spec, batch.seats[spec.seat]) for spec in specs}
         if kernels is None:
-            return self._run(self._choice.for_prompts, batch, rows)
+            return self._run(self.choice.for_prompts, batch, rows)
         sizes = kernels.tables.sizes
         step = self._steps.get(sizes)
         if step is None and sizes in self._steps:
@@ -124,9 +144,7 @@ class CudaDrafter(Drafter):
         step.graph.replay()
         return step.logits
 
-    def _capture(
-        self, attention: KernelAttention, batch: RoundBatch, rows: dict[int, tuple[SeatSpec, SeatRows]]
-    ) -> CapturedStep:
+    def _capture(self, attention: KernelAttention, batch: RoundBatch, rows: Rows) -> CapturedStep:
         stream = torch.cuda.current_stream(self.store.device)
         stream.synchronize()
         graph = torch.cuda.CUDAGraph()
@@ -134,8 +152,11 @@ class CudaDrafter(Drafter):
             logits = self._run(attention, batch, rows)
         return CapturedStep(graph, logits)
 
-    def _run(self, attention: Attention, batch: RoundBatch, rows: dict[int, tuple[SeatSpec, SeatRows]]) -> Tensor:
-        values = attention.inputs(batch)
+    def _run(self, attention: Attention, batch: RoundBatch, rows: Rows) -> Tensor:
+        return self.forward(attention, attention.inputs(batch), rows)
+
+    def forward(self, attention: Attention, values: dict[str, Tensor], rows: Rows) -> Tensor:
+        """All pieces and attentions, from the model's inputs to the logits."""
         for index, piece in enumerate(self.model.pieces):
             piece.run(values)
             if index < len(self.model.sites):

@@ -62,7 +62,7 @@ class CudaExecutor:
         self.launch_seconds = 0.0
         """Host time of the last round until everything but acceptance and drafts was launched."""
         self.draft_seconds: float | None = None
-        """From the end of the last round's acceptance to that of its draft steps; None if it had none."""
+        """Time on the device of the draft steps of the last round; None if it had none."""
         device = store.device
         self._streams = {lane: new_stream(device, high_priority=lane is not Lane.DRAFT) for lane in Lane}
         self._capturing = {lane: new_stream(device, high_priority=True) for lane in (Lane.TARGET, Lane.LINK)}
@@ -85,7 +85,7 @@ class CudaExecutor:
         """Runs one round: `plan`, made for `spec.canonical()`, on the chunks of `spec`.
 
         Raises:
-            Whatever a piece, a copy, `batch.accept` or `batch.draft` raised. The executor is drained then.
+            Whatever a piece, a copy or what `batch` calls raised. The executor is drained then.
         """
         start = time.perf_counter()
         try:
@@ -312,17 +312,17 @@ class CudaExecutor:
 
     def _accept_and_draft(self, plan: Plan, batch: RoundBatch, logits: Tensor, ready: torch.cuda.Event) -> None:
         """Acceptance and draft steps, in their order, on the draft's stream: the link goes on meanwhile."""
-        stream = self._streams[Lane.DRAFT]
+        stream, steps = self._streams[Lane.DRAFT], plan.by_kind[TaskKind.DRAFT]
         stream.wait_event(ready)
         with torch.cuda.stream(stream):
             batch.accept(wanted_logits(logits, batch))
-            steps = plan.by_kind[TaskKind.DRAFT]
-            accepted = record(stream, timed=True)
+            start = record(stream, timed=True)
             for task in steps:
                 batch.draft(task.step)
-            drafted = record(stream, timed=True)
+            end = record(stream, timed=True)
+            batch.settle()
             stream.synchronize()
-            self.draft_seconds = accepted.elapsed_time(drafted) / 1e3 if steps else None
+        self.draft_seconds = start.elapsed_time(end) / 1e3 if steps else None
 
 
 def _waits_for_store(plan: Plan) -> bool:

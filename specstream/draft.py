@@ -77,6 +77,24 @@ class _DraftSeat:
         del self.cached[keep:]
         self.agreed = keep
 
+    def follow(self, committed: list[int], proposed: list[int]) -> list[int]:
+        """Keeps of what was computed what begins `committed + proposed`; returns what is missing of these."""
+        keep = min(self.agreed, len(self.cached), len(committed))
+        while keep < min(len(self.cached), len(committed)) and self.cached[keep] == committed[keep]:
+            keep += 1
+        self.agreed = keep
+        if keep == len(committed):
+            beyond = zip(self.cached[keep:], proposed, strict=False)
+            keep += next((i for i, (a, b) in enumerate(beyond) if a != b), min(len(self.cached) - keep, len(proposed)))
+        del self.cached[keep:]
+        return committed[keep:] + proposed[max(0, keep - len(committed)) :]
+
+    def go_on(self, length: int, committed: list[int], proposed: list[int]) -> None:
+        """Notes that behind the first `length` tokens these have been computed."""
+        del self.cached[length:]
+        self.cached += committed + proposed
+        self.agreed = length + len(committed)
+
 
 class Drafter:
     """Computes what comes next for several requests at once; what is made of that is for `speculate`."""
@@ -94,9 +112,13 @@ class Drafter:
     def bytes_per_seat(model: PartitionedModel, window: DraftWindow) -> int:
         return window.storage * model.spec.num_layers * model.spec.kv_bytes_per_token_layer
 
-    def reaches(self, position: int) -> bool:
-        """Whether the draft model's positions cover this one."""
-        return self.model.spec.max_positions is None or position < self.model.spec.max_positions
+    def most_length(self, limit: int) -> int:
+        """Length at which nothing more is proposed for a request of up to `limit` tokens.
+
+        The target adds the last token; and what is proposed follows a token that the draft has a position for.
+        """
+        positions = self.model.spec.max_positions
+        return limit - 1 if positions is None else min(limit - 1, positions + 1)
 
     def free(self, seat: int) -> None:
         """Forgets the request in a seat."""
@@ -107,20 +129,27 @@ class Drafter:
         """First draft step: catches up with each request's committed tokens; returns logits [vocab] after them."""
         pending: dict[int, list[int]] = {}
         for seat, tokens in contexts.items():
-            if seat not in self._seats:
-                self._seats[seat] = _DraftSeat()
-            state = self._seats[seat]
+            state = self._seat(seat)
             state.align(tokens)
             pending[seat] = tokens[len(state.cached) :]
-        while any(len(tokens) > FEED_TOKENS for tokens in pending.values()):
-            behind = {seat: tokens for seat, tokens in pending.items() if len(tokens) > FEED_TOKENS}
-            self._feed({seat: tokens[:FEED_TOKENS] for seat, tokens in behind.items()}, logits=False)
-            pending |= {seat: tokens[FEED_TOKENS:] for seat, tokens in behind.items()}
-        return self._feed(pending, logits=True)
+        return self._feed(self._feed_behind(pending), logits=True)
 
     def extend(self, latest: dict[int, int]) -> dict[int, Tensor]:
         """A further draft step: logits [vocab] after the latest candidate of each request."""
         return self._feed({seat: [token] for seat, token in latest.items()}, logits=True)
+
+    def _seat(self, seat: int) -> _DraftSeat:
+        if seat not in self._seats:
+            self._seats[seat] = _DraftSeat()
+        return self._seats[seat]
+
+    def _feed_behind(self, pending: dict[int, list[int]]) -> dict[int, list[int]]:
+        """Computes tokens of requests that are far behind; returns what is left of each, at most `FEED_TOKENS`."""
+        while any(len(tokens) > FEED_TOKENS for tokens in pending.values()):
+            behind = {seat: tokens for seat, tokens in pending.items() if len(tokens) > FEED_TOKENS}
+            self._feed({seat: tokens[:FEED_TOKENS] for seat, tokens in behind.items()}, logits=False)
+            pending |= {seat: tokens[FEED_TOKENS:] for seat, tokens in behind.items()}
+        return pending
 
     def _kv_of(self, seat: int) -> Tensor:
         if seat not in self._kv:
@@ -150,14 +179,16 @@ class Drafter:
             self._seats[seat].cached += tokens
         if not logits:
             return {}
-        return dict(zip(rows, self._sized(values[self.model.output][0]), strict=True))
+        return dict(zip(rows, self.sized(values[self.model.output][0]), strict=True))
 
     def _readable(self, tokens: list[int]) -> list[int]:
         return [token if token < self.model.spec.vocab_size else 0 for token in tokens]
 
-    def _sized(self, logits: Tensor) -> Tensor:
+    def sized(self, logits: Tensor) -> Tensor:
         """Logits [rows, vocab] brought to the target's vocabulary."""
         out = logits[:, : self.vocab_size]
+        if out.shape[-1] == self.vocab_size:
+            return out
         return F.pad(out, (0, self.vocab_size - out.shape[-1]), value=float("-inf"))
 
     def _attend(

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from specstream.batch import RoundBatch, SeatRows, flatten_rows
 from specstream.custom_generate import from_transformers
-from specstream.draft import Drafter
 from specstream.errors import EngineBusy, EngineClosed
 from specstream.exclusive import Exclusive, exclusive
 from specstream.executor import Executor
@@ -32,7 +31,6 @@ from specstream.request import RequestFactory
 from specstream.round_spec import RoundSpec
 from specstream.scheduler import RequestRows, Scheduler
 from specstream.sequence import FinishReason, Sequence
-from specstream.speculate import Speculation
 from specstream.speculator import Speculator
 
 
@@ -49,7 +47,7 @@ class Engine(Exclusive):
         planner: Planner,
         executor: Executor,
         host: HostStore,
-        drafter: Drafter | None,
+        speculator: Speculator,
         tokenizer: Any = None,
         generation_config: Any = None,
     ) -> None:
@@ -61,7 +59,7 @@ class Engine(Exclusive):
         self._planner, self._executor, self._host = planner, executor, host
         self._scheduler = Scheduler(memory, executor.store, host, options.max_num_seqs)
         self._next_round = NextRound(options, memory, self._scheduler, planner)
-        self._speculator = Speculator(Speculation.of(options), drafter)
+        self._speculator = speculator
         self._requests = RequestFactory(self.vocab_size, memory.max_model_len)
         self._counters = Counters()
         self._next_id = 0
@@ -346,6 +344,7 @@ class Engine(Exclusive):
             accept=lambda logits: self._speculator.accept(rows, logits[0]),
             draft=lambda step: self._speculator.draft(rows, step),
             work_ahead=lambda: next(work, False),
+            settle=lambda: self._speculator.settle(),
         )
 
     def _commit(self, row: RequestRows, spec: RoundSpec) -> None:

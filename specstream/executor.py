@@ -83,7 +83,7 @@ class CpuExecutor:
         """Runs one round: `plan`, made for `spec.canonical()`, on the chunks of `spec`.
 
         Raises:
-            Whatever a piece, a copy, `batch.accept` or `batch.draft` raised. The executor is drained then.
+            Whatever a piece, a copy or what `batch` calls raised. The executor is drained then.
         """
         streamed_before = self.streamed_bytes
         try:
@@ -138,6 +138,7 @@ class CpuExecutor:
                     worker.wait(events[step.name])
             elif worker is not None:
                 worker.synchronize()
+        batch.settle()
         self._in_flight = [events[task.name] for task in plan.tasks if task.phase == "ahead"]
         self._rotation = (self._rotation + plan.spec.num_fetches) % self.store.staging_slots
 

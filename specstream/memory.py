@@ -51,7 +51,7 @@ class MemoryPlan:
     max_num_batched_tokens: int
     """Prompt tokens of a round, at most."""
     prompt_chunks: int
-    """Chunks in each slot of the prompt buffer; none if every request is resident whole."""
+    """Chunks in each slot of the prompt buffer: none if every request is resident whole, fewer on a full device."""
     host_budget: int
     extent_chunks: int
     draft_kv: int
@@ -189,6 +189,11 @@ def plan_memory(
     taken = _device_bytes(layout, slots, group, num_blocks)
     if free_device is not None and taken + draft_kv > free_device:
         raise OutOfBudget(_device_too_full(options, taken, least, draft_kv, free_device))
+    if num_blocks == most // layout.chunk_bytes:
+        prompt_chunks = 0
+    elif free_device is not None:  # with a smaller buffer, parts of prompts are smaller
+        left = free_device - taken - draft_kv
+        prompt_chunks = max(1, min(prompt_chunks, left // (PROMPT_SLOTS * layout.block_bytes)))
     resident = _resident(request_chunks, num_blocks, options.max_num_seqs, tail)
     host_chunks = request_chunks - resident
     host_budget = (
@@ -211,7 +216,7 @@ def plan_memory(
         tail_slots=tail,
         num_blocks=num_blocks,
         max_num_batched_tokens=batched_tokens,
-        prompt_chunks=0 if num_blocks == most // layout.chunk_bytes else prompt_chunks,
+        prompt_chunks=prompt_chunks,
         host_budget=host_budget,
         extent_chunks=min(request_chunks, host_budget // layout.chunk_bytes),
         draft_kv=draft_kv,

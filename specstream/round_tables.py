@@ -46,8 +46,8 @@ class Tilings:
     """Over the keys of a group."""
 
     @classmethod
-    def of(cls, sizes: TableSizes, layout: ChunkLayout, num_heads: int) -> Tilings:
-        most_rows = min(MAX_OWN_ROWS, sizes.rows)
+    def of(cls, sizes: TableSizes, layout: ChunkLayout, num_heads: int, most_rows: int) -> Tilings:
+        """`most_rows`: that a seat may have."""
 
         def tiling(seats: int, chunks: int) -> Tiling:
             kv_heads, keys = layout.num_kv_heads, chunks * layout.chunk_tokens

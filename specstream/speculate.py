@@ -119,7 +119,8 @@ class Speculation:
         elif self.rejection_sample_method == "coupled":
             result = accept_coupled(scores, tokens, sampling.noise, position)
         else:
-            result = accept_standard(scores, tokens, candidates.probabilities, sampling.noise, position)
+            draft = [probabilities.to(scores.device) for probabilities in candidates.probabilities]
+            result = accept_standard(scores, tokens, draft, sampling.noise, position)
         if self.synthetic is not None:
             accepted = self.synthetic.accepted(len(tokens), sampling.noise, position)
             result = accepted, [*tokens[:accepted], int(scores[accepted].argmax())]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -11,8 +12,11 @@ from specstream.draft import Drafter
 from specstream.errors import InvalidDistribution, add_note
 from specstream.scheduler import RequestRows
 from specstream.sequence import Sequence
-from specstream.speculate import Speculation
+from specstream.speculate import Candidates, Speculation
 from specstream.token_scores import TokenScores
+
+if TYPE_CHECKING:
+    from specstream.device_rounds import DeviceRounds, Outcome
 
 MOST_USELESS_ROUNDS = 64
 """Rounds without one accepted candidate after which a request is decoded without candidates."""
@@ -20,36 +24,52 @@ MOST_USELESS_ROUNDS = 64
 
 @dataclass
 class Speculator:
-    """What a round's acceptance and draft steps do. Nothing is committed here: the round may still fail."""
+    """What a round's acceptance and draft steps do. Nothing is committed here: the round may still fail.
+
+    A round is `accept`, the draft steps, `settle`. On a device the kernels do all of it if every request's settings are
+    theirs: then acceptance and drafts are only launched, and `settle` waits for them. The tokens are the same.
+    """
 
     speculation: Speculation
     drafter: Drafter | None
+    kernels: DeviceRounds | None = None
     pending_warnings: list[tuple[Sequence, str]] = field(default_factory=list)
     """What `warn` has still to say."""
+    _launched: bool = field(default=False, init=False)
+    """Whether the round is the kernels'."""
 
     def accept(self, rows: list[RequestRows], logits: Tensor) -> None:
         """Decides what each request produced, from logits [R, vocab]; what goes wrong for one is noted in its row."""
+        wanted = [row for row in rows if row.logits]
+        self._launched = self.kernels is not None and self.kernels.accept(wanted, logits)
+        if self._launched:
+            assert self.kernels is not None
+            if self.kernels.drafter is None:  # what drafts must know what was accepted
+                self.settle()
+            return
         at = 0
-        for row in rows:
-            if row.logits:
-                try:
-                    self._accept(row, logits[at : at + row.logits])
-                except Exception as error:  # of the caller's own criteria and processors above all
-                    _fail(row, error)
-                at += row.logits
+        for row in wanted:
+            try:
+                self._accept(row, logits[at : at + row.logits])
+            except Exception as error:  # of the caller's own criteria and processors above all
+                _fail(row, error)
+            at += row.logits
 
     def _accept(self, row: RequestRows, own: Tensor) -> None:
         sequence = row.sequence
         scores = sequence.sampling.scores(own, sequence.tokens, row.candidates.tokens)
         accepted, produced = self.speculation.accept(sequence.sampling, scores, len(sequence.tokens), row.candidates)
-        if not produced:
-            raise _no_token(sequence, own[0], scores[0])
-        row.produced, row.finish_reason = sequence.cut(produced, scores)
-        row.accepted = min(accepted, len(row.produced))
-        row.token_scores = TokenScores.of(sequence.kept, own, scores, row.produced)
+        _take(row, own, scores, accepted, produced)
 
     def draft(self, rows: list[RequestRows], step: int) -> None:
         """One draft step for every request that goes on and has room for one more candidate."""
+        if self._launched:
+            assert self.kernels is not None
+            self.kernels.draft()
+        else:
+            self._draft(rows, step)
+
+    def _draft(self, rows: list[RequestRows], step: int) -> None:
         assert self.drafter is not None
         wanted = {row.sequence.seat: row for row in rows if self._has_room(row, step)}
         if not wanted:
@@ -66,6 +86,32 @@ class Speculator:
                 _fail(row, error)
             else:
                 row.draft_failed = not proposed
+
+    def settle(self) -> None:
+        """Waits for what the kernels have been given in this round, and notes what came out."""
+        if not self._launched:
+            return
+        assert self.kernels is not None
+        self._launched = False
+        for outcome in self.kernels.read():
+            try:
+                self._settle(outcome)
+            except Exception as error:
+                _fail(outcome.row, error)
+
+    def _settle(self, outcome: Outcome) -> None:
+        row, logits = outcome.row, outcome.logits
+        sequence = row.sequence
+        # Looked at only if no token can be chosen: those of the kernels do not show why.
+        scores = logits if outcome.produced else sequence.sampling.scores(logits[:1], sequence.tokens, [])
+        _take(row, logits, scores, outcome.accepted, outcome.produced)
+        if row.finish_reason:
+            return
+        if outcome.candidates is not None:
+            row.next_candidates, row.draft_failed = outcome.candidates, outcome.draft_failed
+        elif self.kernels is not None and self.kernels.drafter is not None:
+            for step in range(self.kernels.depth):
+                self._draft([row], step)
 
     def judge(self, row: RequestRows) -> None:
         """Turns speculation off for a request whose candidates have long been of no use."""
@@ -97,6 +143,8 @@ class Speculator:
         """Drops what the drafter has computed for a request; it computes that again if it drafts for it."""
         if self.drafter is not None:
             self.drafter.free(sequence.seat)
+        if self.kernels is not None and sequence.candidates.probabilities:  # a round that failed may have overwritten
+            sequence.candidates = Candidates()
 
     def _has_room(self, row: RequestRows, step: int) -> bool:
         """Whether the request goes on and has a place for candidate `step`, in its limit and the draft's positions."""
@@ -104,7 +152,17 @@ class Speculator:
         if not row.produced or row.finish_reason or row.draft_failed or not row.sequence.drafts:
             return False
         length = len(row.sequence.tokens) + len(row.produced)
-        return length + step + 1 < row.sequence.limit and self.drafter.reaches(length + step - 1)
+        return length + step < self.drafter.most_length(row.sequence.limit)
+
+
+def _take(row: RequestRows, own: Tensor, scores: Tensor, accepted: int, produced: list[int]) -> None:
+    """Notes what a request produced, as far as it counts; its logits and processed scores are [rows, vocab]."""
+    sequence = row.sequence
+    if not produced:
+        raise _no_token(sequence, own[0], scores[0])
+    row.produced, row.finish_reason = sequence.cut(produced, scores)
+    row.accepted = min(accepted, len(row.produced))
+    row.token_scores = TokenScores.of(sequence.kept, own, scores, row.produced)
 
 
 def _fail(row: RequestRows, error: Exception) -> None:

@@ -17,7 +17,7 @@ def new_stream(device: torch.device, *, high_priority: bool) -> torch.cuda.Strea
 
 
 def record(stream: torch.cuda.Stream, *, timed: bool = False) -> torch.cuda.Event:
-    """An event for what the stream has been given so far; a timed one says when that was done."""
+    """An event for what the stream has been given so far; times can be taken between two that are `timed`."""
     event: torch.cuda.Event = _untyped.Event(enable_timing=timed)
     event.record(stream)
     return event

@@ -31,6 +31,8 @@ class TokenScores:
     @classmethod
     def of(cls, kept: Kept, logits: Tensor, scores: Tensor, produced: list[int]) -> TokenScores:
         """Those of the tokens of one round, from its rows [rows, vocab], of which the first ones were produced."""
+        if kept == Kept():
+            return cls()
         count = len(produced)
         own = logits[:count].float()
         logprobs: list[float] = []

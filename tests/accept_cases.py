@@ -122,7 +122,8 @@ def check_accepted(given: Round, method: Method, result: tuple[Tensor, Tensor]) 
 
 def propose_step(given: Round, scores: Tensor, step: int, method: Method, draft_method: DraftMethod) -> None:
     draft = given.draft_probabilities if method == "standard" else None
-    propose(given.seats, scores, step, method, draft_method, draft)
+    number = torch.full((1,), step, device=scores.device)
+    propose(given.seats, scores, number, method, draft_method, draft)
 
 
 def check_proposed(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -71,6 +72,11 @@ def prompt(length: int, seed: int = 0) -> tuple[int, ...]:
     """Random token ids."""
     generator = torch.Generator().manual_seed(1000 * seed + length)
     return tuple(torch.randint(VOCAB, (length,), generator=generator).tolist())
+
+
+def named(value: object) -> str:
+    """A value as a test's name: without addresses, which differ from process to process."""
+    return re.sub(" at 0x[0-9a-f]+", "", str(value))
 
 
 def script(name: str) -> ModuleType:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from specstream.engine import Engine
-from tests.helpers import new_engine
+from tests.helpers import named, new_engine
 from tests.test_errors import THREE, Arguments, check_refused
 
 
@@ -112,16 +112,16 @@ SUBMIT: list[tuple[Arguments, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("arguments", "text"), GENERATE, ids=str)
+@pytest.mark.parametrize(("arguments", "text"), GENERATE, ids=named)
 def test_arguments_of_generate(engine: Engine, arguments: Arguments, text: str) -> None:
     check_refused(engine, engine.generate, {"input_ids": THREE, "max_new_tokens": 2, **arguments}, text)
 
 
-@pytest.mark.parametrize(("arguments", "text"), STREAM, ids=str)
+@pytest.mark.parametrize(("arguments", "text"), STREAM, ids=named)
 def test_arguments_of_stream(engine: Engine, arguments: Arguments, text: str) -> None:
     check_refused(engine, engine.stream, {"input_ids": THREE, "max_new_tokens": 2, **arguments}, text)
 
 
-@pytest.mark.parametrize(("arguments", "text"), SUBMIT, ids=str)
+@pytest.mark.parametrize(("arguments", "text"), SUBMIT, ids=named)
 def test_arguments_of_submit(engine: Engine, arguments: Arguments, text: str) -> None:
     check_refused(engine, engine.submit, {"prompt": [1, 2, 3], "max_new_tokens": 2, **arguments}, text)

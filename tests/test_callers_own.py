@@ -30,7 +30,7 @@ from specstream.engine import Engine
 from specstream.errors import InvalidOption
 from specstream.models.tiny import TARGET
 from specstream.sequence import FinishReason
-from tests.helpers import best, make_engine, model, prompt
+from tests.helpers import best, make_engine, model, named, prompt
 
 PROMPT = prompt(9)
 IDS = torch.tensor([PROMPT])
@@ -79,7 +79,7 @@ CRITERIA: list[dict[str, Any]] = [
 
 
 @pytest.mark.filterwarnings("ignore:stopping_criteria")
-@pytest.mark.parametrize("arguments", CRITERIA, ids=str)
+@pytest.mark.parametrize("arguments", CRITERIA, ids=named)
 def test_criteria_are_kept_and_replace_those_of_settings(engine: Engine, arguments: dict[str, Any]) -> None:
     check_alike(engine, IDS, **arguments)
     if any(isinstance(criterion, MaxLengthCriteria) for criterion in arguments["stopping_criteria"]):
@@ -142,7 +142,7 @@ SAME: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("settings", SAME, ids=str)
+@pytest.mark.parametrize("settings", SAME, ids=named)
 @pytest.mark.parametrize("padded", [False, True])
 def test_what_transformers_made_of_the_settings_is_not_taken_for_the_callers(
     engine: Engine, settings: dict[str, Any], padded: bool

@@ -14,7 +14,7 @@ from transformers import GenerationConfig, TopKLogitsWarper
 
 from specstream.engine import Engine
 from specstream.errors import InvalidOption, shortened
-from tests.helpers import best, new_engine, prompt
+from tests.helpers import best, named, new_engine, prompt
 
 Arguments = dict[str, Any]
 
@@ -117,13 +117,13 @@ PROMPTS: list[tuple[Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("input_ids", "text"), BATCHES, ids=str)
+@pytest.mark.parametrize(("input_ids", "text"), BATCHES, ids=named)
 def test_batches(engine: Engine, input_ids: Any, text: str) -> None:
     for call in (engine.generate, engine.stream):
         check_refused(engine, call, {"input_ids": input_ids, "max_new_tokens": 2}, text)
 
 
-@pytest.mark.parametrize(("given", "text"), PROMPTS, ids=str)
+@pytest.mark.parametrize(("given", "text"), PROMPTS, ids=named)
 def test_prompts(engine: Engine, given: Any, text: str) -> None:
     check_refused(engine, engine.submit, {"prompt": given, "max_new_tokens": 2}, text)
 
@@ -151,7 +151,7 @@ MASK_WAY_OUT = "Give 1 where there is a token and 0 where there is padding."
         ([[1, 1, 1]], f"got [[1, 1, 1]]; {MASK} Make it one with torch.tensor."),
         (torch.ones(1, 3, device="meta"), META),
     ],
-    ids=str,
+    ids=named,
 )
 def test_attention_masks(engine: Engine, mask: Any, text: str) -> None:
     arguments = {"input_ids": THREE, "attention_mask": mask, "max_new_tokens": 2}
@@ -233,7 +233,7 @@ BOTH: list[tuple[str, Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "value", "text"), BOTH, ids=str)
+@pytest.mark.parametrize(("name", "value", "text"), BOTH, ids=named)
 def test_arguments_of_every_call(engine: Engine, name: str, value: Any, text: str) -> None:
     separator = "" if text.startswith("[") else ": "
     calls: list[tuple[Callable[..., Any], str, Any, str]] = [
@@ -318,13 +318,13 @@ SUBMIT: list[tuple[Arguments, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("arguments", "text"), GENERATE, ids=str)
+@pytest.mark.parametrize(("arguments", "text"), GENERATE, ids=named)
 def test_arguments_of_generate(engine: Engine, arguments: Arguments, text: str) -> None:
     most = {} if "max_length" in arguments else {"max_new_tokens": 2}
     check_refused(engine, engine.generate, {"input_ids": THREE, **most, **arguments}, text)
 
 
-@pytest.mark.parametrize(("arguments", "text"), SUBMIT, ids=str)
+@pytest.mark.parametrize(("arguments", "text"), SUBMIT, ids=named)
 def test_arguments_of_submit(engine: Engine, arguments: Arguments, text: str) -> None:
     check_refused(engine, engine.submit, {"prompt": [1, 2, 3], "max_new_tokens": 2, **arguments}, text)
 

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specstream import api
 from specstream.errors import InvalidOption, OutOfBudget
 from specstream.graph import AttentionSpec, ModelSpec
 from specstream.memory import MemoryPlan, plan_memory, resolve_batched_tokens
@@ -160,6 +161,11 @@ def test_what_a_device_has_free_is_not_exceeded() -> None:
         device_plan(LEAST + 4, 5, gpu_kv_budget="auto")
 
 
+def test_the_prompt_buffer_takes_no_more_than_is_left() -> None:
+    for left, chunks in ((0, 1), (7 * 2048, 7), (100 * 2048, 16)):
+        assert device_plan(LEAST + 5 + left, 5, gpu_kv_budget="min").prompt_chunks == chunks
+
+
 def test_a_budget_beyond_what_a_device_has_free_is_refused_with_one_that_fits() -> None:
     free, draft_kv = 40_000, 1000
     with pytest.raises(OutOfBudget, match="a gpu_kv_budget of at most") as refused:
@@ -167,6 +173,16 @@ def test_a_budget_beyond_what_a_device_has_free_is_refused_with_one_that_fits() 
     assert format_size(LEAST) in str(refused.value)
     plan = device_plan(free, draft_kv, gpu_kv_budget=free - draft_kv, max_model_len=4096)
     assert plan.device_kv + draft_kv <= free
+
+
+@pytest.mark.parametrize(("cap", "expected"), [(1.0, 40 + 7), (0.5, 50 - 13), (0.1, 0)])
+def test_free_memory_counts_what_torch_holds_unused_and_its_cap(
+    cap: float, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figures = {"mem_get_info": (40, 100), "memory_reserved": 20, "memory_allocated": 13}
+    for name, value in (figures | {"get_per_process_memory_fraction": cap}).items():
+        monkeypatch.setattr(torch.cuda, name, lambda _, value=value: value)
+    assert api._free_on(torch.device("cuda", 0)) == expected
 
 
 # Planned is allocated

@@ -100,8 +100,8 @@ def test_a_draft_without_a_distribution_is_no_draft(
     """What is left of the draft's scores is all -inf or has +inf: every token is the target's own, and a warning."""
     target, draft = model("qwen3"), build("qwen3", vocab_size=50, seed=1)
     if not settings:
-        sized, at = Drafter._sized, torch.tensor([7])
-        monkeypatch.setattr(Drafter, "_sized", lambda self, logits: sized(self, logits).index_fill(1, at, float("inf")))
+        sized, at = Drafter.sized, torch.tensor([7])
+        monkeypatch.setattr(Drafter, "sized", lambda self, logits: sized(self, logits).index_fill(1, at, float("inf")))
     count = MOST_USELESS_ROUNDS + 6
     options: dict[str, Any] = {"max_model_len": 96, "rejection_sample_method": rejection}
     arguments: dict[str, Any] = {"max_new_tokens": count, "do_sample": do_sample, "seed": 3, **settings}

@@ -1,4 +1,4 @@
-"""The attention kernels compile for a Hopper device, which needs none; the interpreter accepts what Triton does not."""
+"""The kernels compile for a Hopper device, which needs none; the interpreter accepts what Triton does not."""
 
 from __future__ import annotations
 
@@ -51,6 +51,23 @@ for out, inner, stages in ((8, 512, 4), (64, 128, 3)):
     build(_linear_kernel, 2, stages, WEIGHTS=3, BIAS=False, WHOLE=True, WIDEN=False, **sizes)
 TYPES |= {"a_out": "*fp32", "b_out": "*bf16", "a_lse": "*fp32", "b_lse": "*fp32", "lse": "*fp32"}
 build(_merge_states_kernel, HEAD_DIM=80, PADDED_DIM=128, BLOCK_ROWS=BLOCK_ROWS)
+
+from specstream.kernels import accept_seats, accept_tiles, draft_rows
+
+TYPES |= {name: "*i32" for name in ("counts", "candidates_count", "accepted", "computed", "slots")}
+TYPES |= {name: "*i64" for name in ("candidates", "positions", "seeds", "produced", "tokens", "row_token", "step")}
+TYPES |= {name: "*i64" for name in ("length", "most_length", "input_ids", "position_ids", "logit_rows")}
+TYPES |= {name: "*fp64" for name in ("tops", "masses", "row_top", "row_mass", "sums", "draft_probabilities")}
+TYPES |= {"scores": "*fp32", "do_sample": "*i1"}
+sizes = {"TILE": 1024, "TILES": 256, "ROWS": 16}
+kernels = (accept_tiles.survey_kernel, accept_tiles.reduce_kernel, accept_seats.decide_kernel)
+for proposing, standard in ((False, False), (False, True), (True, False), (True, True)):
+    drawn = (accept_tiles.weigh_kernel, accept_seats.draw_kernel) if standard else ()
+    absent = {"row_start": None} if proposing else {"step": None}
+    for kernel in (*kernels, *drawn):
+        given = sizes | absent | {"COUPLED": not standard, "STANDARD": standard, "PROPOSING": proposing}
+        build(kernel, **{name: value for name, value in given.items() if name in kernel.arg_names})
+build(draft_rows._place_kernel, DEPTH=12, ROWS=2, BLOCK_TOKENS=64, BLOCKS=32)
 print("done")
 """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -40,6 +41,7 @@ def fill(left: int) -> Tensor:
 
 @pytest.fixture(autouse=True)
 def uncapped() -> Iterator[None]:
+    gc.collect()  # engines of other tests
     torch.cuda.empty_cache()
     yield
     torch.cuda.set_per_process_memory_fraction(1.0)
@@ -73,6 +75,7 @@ def sized_engine() -> Engine:
         group_chunks=16,
         staging_slots=192,
         gpu_kv_budget=192 * 16 * 2 * MIB + 4 * 3 * 16 * MIB,
+        max_num_batched_tokens=2048,
         draft_window=1024,
     )
     target, draft = (compile_model(sized_model(layers), "sized", 16_384) for layers in (8, 2))
@@ -81,7 +84,7 @@ def sized_engine() -> Engine:
 
 def planned(engine: Engine) -> int:
     memory = engine.memory
-    return memory.weights + memory.draft_weights + memory.draft_kv + memory.device_kv
+    return memory.weights + memory.draft_weights + memory.draft_kv + memory.device_kv + memory.prompt_buffer
 
 
 def serve_four(engine: Engine, after_step: Callable[[int], None] = lambda step: None) -> list[list[int]]:
@@ -141,6 +144,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_allocated(leave: Leave)
         needed = engine.memory.device_kv
         assert needed > 1024 * MIB
     del engine
+    gc.collect()
     before = torch.cuda.memory_allocated()
     held = leave(needed - SLACK)
     took = torch.cuda.memory_allocated()

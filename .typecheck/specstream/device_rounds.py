@@ -1,0 +1,1 @@
+../../specstream/device_rounds.py

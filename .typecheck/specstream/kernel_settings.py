@@ -1,0 +1,1 @@
+../../specstream/kernel_settings.py

@@ -1,0 +1,165 @@
+"""Rounds whose acceptance and drafting run on the device, read by the host once at their end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from specstream.cuda_draft import CudaDrafter
+from specstream.device_accept import SeatTables, accept_on_device
+from specstream.device_draft import DeviceDraft, Kind, leading
+from specstream.kernel_settings import KernelSettings
+from specstream.scheduler import RequestRows
+from specstream.speculate import Candidates, Speculation
+from specstream.token_scores import Kept
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a round has decided about one request."""
+
+    row: RequestRows
+    accepted: int
+    produced: list[int]
+    """Before it is cut; empty if no token can be chosen."""
+    logits: Tensor
+    """The request's own rows, [rows, vocab]."""
+    candidates: Candidates | None
+    """For the next round; None if the device has not drafted after what was produced."""
+    draft_failed: bool
+
+
+class DrawnFrom:
+    """What the candidates of each seat were drawn from."""
+
+    def __init__(self, seats: int, depth: int, vocab: int, device: torch.device) -> None:
+        with torch.inference_mode(False):
+            self.whole = torch.empty(seats, depth, vocab, dtype=torch.float64, device=device)
+        self.parts = [list(seat) for seat in self.whole]
+        """By seat and candidate, [vocab]."""
+
+    def hold(self, rows: list[RequestRows]) -> None:
+        """Has those of these rows' candidates, wherever they were proposed."""
+        for row in rows:
+            for part, given in zip(self.parts[row.sequence.seat], row.candidates.probabilities, strict=False):
+                if part is not given:
+                    part.copy_(given)
+
+
+class DeviceRounds:
+    """Acceptance and draft steps on the device, for rounds in which all requests use nothing but what kernels do."""
+
+    def __init__(
+        self,
+        speculation: Speculation,
+        drafter: CudaDrafter | None,
+        depth: int,
+        max_seats: int,
+        vocab_size: int,
+        device: torch.device,
+    ) -> None:
+        """`depth` is the most candidates of a request. A drafter that there are no kernels for is left alone."""
+        self.speculation, self.depth, self.max_seats = speculation, depth, max_seats
+        self.vocab_size, self.device = vocab_size, device
+        self.drafter = drafter if drafter is not None and drafter.choice.has_kernels else None
+        self._tables: dict[int, SeatTables] = {}
+        self._drafts: dict[int, DeviceDraft] = {}
+        self._drawn_from: dict[int, DrawnFrom] = {}
+        self._rows: list[RequestRows] = []
+        self._size = 0
+        self._kind: Kind = (frozenset(), "coupled")
+        self._logits: Tensor | None = None
+        self._draft: DeviceDraft | None = None
+        """The round's, once it has begun."""
+
+    def accept(self, rows: list[RequestRows], logits: Tensor) -> bool:
+        """Launches acceptance for the requests whose logits, [R, vocab], these are.
+
+        Returns:
+            False, and nothing is launched, if a request wants more than the kernels do.
+        """
+        given = [KernelSettings.of(row.sequence.sampling) for row in rows if row.sequence.kept == Kept()]
+        settings = [setting for setting in given if setting is not None]
+        if not rows or len(settings) < len(rows):
+            return False
+        sampled = any(row.sequence.sampling.do_sample for row in rows)
+        method = self.speculation.rejection_sample_method if sampled else "coupled"
+        self._kind = frozenset().union(*(setting.used for setting in settings)), method
+        highest = max(row.sequence.seat for row in rows)
+        self._size = min(1 << highest.bit_length(), self.max_seats)
+        self._rows, self._draft = rows, None
+        tables = self._tables_of(self._size)
+        drawn_from = None
+        if method == "standard":
+            self._probabilities().hold(rows)
+            drawn_from = self._probabilities().whole
+        tables.fill(rows, settings, self.speculation)
+        synthetic = self.speculation.synthetic is not None
+        self._logits = logits
+        accept_on_device(tables, logits, *self._kind, synthetic, drawn_from)
+        return True
+
+    def draft(self) -> None:
+        """Launches the next draft step."""
+        standard = self._kind[1] == "standard"
+        if self._draft is None:
+            self._draft = self._draft_of(self._size)
+            self._draft.begin(self._rows)
+        self._draft.step(self._kind, self._probabilities().whole if standard else None)
+
+    def read(self) -> list[Outcome]:
+        """Waits for what was launched; says what has become of each request."""
+        found = self._tables_of(self._size).found
+        found.download()
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
+        assert self._logits is not None
+        counts = [row.logits for row in self._rows]
+        logits, tops = torch.split(self._logits, counts), np.split(found.host["tops"], np.cumsum(counts))
+        outcomes = [self._outcome(*each) for each in zip(self._rows, logits, tops, strict=False)]
+        self._logits = None
+        return outcomes
+
+    # Parts
+
+    def _outcome(self, row: RequestRows, logits: Tensor, tops: NDArray[np.float32]) -> Outcome:
+        found, seat, sampled = (
+            self._tables_of(self._size).found.host,
+            row.sequence.seat,
+            row.sequence.sampling.do_sample,
+        )
+        accepted = int(found["accepted"][seat])
+        produced: list[int] = found["produced"][seat, : accepted + 1].tolist()
+        usable = leading(np.isfinite(tops) if sampled else ~np.isnan(tops))
+        if accepted >= usable:  # what follows row `usable` means nothing; see `Speculation.accept`
+            if self._draft is not None:
+                self._draft.drop(row)
+            return Outcome(row, max(0, usable - 1), produced[:usable], logits, None, False)
+        candidates, draft_failed = Candidates(), False
+        if self._draft is not None:
+            standard = sampled and self._kind[1] == "standard"
+            drawn_from = self._probabilities().parts[seat] if standard else []
+            candidates, draft_failed = self._draft.candidates(row, accepted, produced, drawn_from)
+        return Outcome(row, accepted, produced, logits, candidates, draft_failed)
+
+    def _probabilities(self) -> DrawnFrom:
+        """For as many seats as the round has."""
+        if self._size not in self._drawn_from:
+            self._drawn_from[self._size] = DrawnFrom(self._size, self.depth, self.vocab_size, self.device)
+        return self._drawn_from[self._size]
+
+    def _tables_of(self, seats: int) -> SeatTables:
+        if seats not in self._tables:
+            self._tables[seats] = SeatTables(seats, self.depth, self.device)
+        return self._tables[seats]
+
+    def _draft_of(self, seats: int) -> DeviceDraft:
+        if seats not in self._drafts:
+            assert self.drafter is not None
+            method = self.speculation.draft_sample_method
+            self._drafts[seats] = DeviceDraft(self.drafter, self._tables_of(seats), method)
+        return self._drafts[seats]

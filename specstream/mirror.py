@@ -1,0 +1,45 @@
+"""Named tensors that lie one behind the other, on a device and on the host: one copy moves all of them."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Field = tuple[torch.dtype, tuple[int, ...]]
+"""dtype and shape."""
+
+ALIGNMENT = 16
+
+
+class Mirror:
+    """Both sides begin as zeros, and keep their places; the host's is pinned if the device is a CUDA device."""
+
+    def __init__(self, fields: dict[str, Field], device: torch.device) -> None:
+        starts, size = {}, 0
+        for name, (dtype, shape) in fields.items():
+            starts[name] = size
+            size += -(-prod(shape) * dtype.itemsize // ALIGNMENT) * ALIGNMENT
+        with torch.inference_mode(False):  # they may be used outside of the caller's
+            self._here = torch.zeros(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
+            self._there = torch.zeros(size, dtype=torch.uint8, device=device)
+
+        def cut(whole: Tensor, name: str) -> Tensor:
+            dtype, shape = fields[name]
+            part = whole[starts[name] : starts[name] + prod(shape) * dtype.itemsize]
+            return part.view(dtype).view(shape)
+
+        self.device = {name: cut(self._there, name) for name in fields}
+        """The device's side, by name."""
+        self.host: dict[str, Any] = {name: cut(self._here, name).numpy() for name in fields}
+        """The host's side, as numpy arrays."""
+
+    def upload(self) -> None:
+        """On the current stream; the host's side may not be written before that copy is done."""
+        self._there.copy_(self._here, non_blocking=True)
+
+    def download(self) -> None:
+        """On the current stream; the host's side can be read once that copy is done."""
+        self._here.copy_(self._there, non_blocking=True)

@@ -1,0 +1,36 @@
+"""Work that launches the same kernels on the same buffers every time: a CUDA graph from the second time on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+
+@dataclass
+class Recurring:
+    """Runs `work` the first time, which compiles its kernels; then captures it, and replays that. Not so on the CPU."""
+
+    work: Callable[[], None]
+    device: torch.device
+    _compiled: bool = field(default=False, init=False)
+    _graph: torch.cuda.CUDAGraph | None = field(default=None, init=False)
+
+    def __call__(self) -> None:
+        """On the current stream."""
+        if self._graph is None and self._compiled:
+            self._graph = self._captured()
+        if self._graph is not None:
+            self._graph.replay()
+            return
+        self.work()
+        self._compiled = self.device.type == "cuda"
+
+    def _captured(self) -> torch.cuda.CUDAGraph:
+        stream = torch.cuda.current_stream(self.device)
+        stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+            self.work()
+        return graph
