@@ -12,7 +12,6 @@ from specstream.planner import Planner
 from specstream.round_spec import RoundSpec, SeatSpec
 from specstream.scheduler import RequestRows, Scheduler
 from specstream.sequence import Sequence
-from specstream.speculate import Candidates
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ class NextRound:
     def work_ahead(self, rows: list[RequestRows], plan: Plan, spec: RoundSpec, draft_steps: int) -> Iterator[bool]:
         """While a round is computed: proves its plan, then makes and proves those that the next one may need.
 
-        Yields True after each piece of work.
+        Yields True after each piece of work: there may be more.
         """
         self.planner.prove(plan)
         yield True
@@ -80,7 +79,7 @@ class NextRound:
                 self.planner.num_ahead += 1
                 yield True
                 self.planner.prove(following)
-                yield True
+            yield True
 
     def _of(self, seats: tuple[SeatSpec, ...], draft_steps: int) -> RoundSpec:
         memory = self.memory
@@ -104,13 +103,17 @@ def possible_requests(running: list[Sequence], rows: list[RequestRows], spec: Ro
     """
     most_rows = max((len(row.tokens) for row in rows if not row.prompt), default=1)
     most_filled = max(1, most_rows // rows[0].kv.layout.chunk_tokens)
-    states = [_after(running, rows, spec, filled) for filled in range(most_filled + 1)]
-    unchanged, filled = states[0], states[1]
-    for index in range(len(running)):
-        for different in (filled[index], None):
-            states.append([*unchanged[:index], different, *unchanged[index + 1 :]])
-    for state in states:
-        yield [sequence for sequence in state if sequence is not None]
+    unchanged = _after(running, rows, spec, 0)
+    yield _going_on(unchanged)
+    for filled in range(1, most_filled + 1):
+        yield _going_on(_after(running, rows, spec, filled))
+    for index, one_filled in enumerate(_after(running, rows, spec, 1)):
+        for different in (one_filled, None):
+            yield _going_on([*unchanged[:index], different, *unchanged[index + 1 :]])
+
+
+def _going_on(after: list[Sequence | None]) -> list[Sequence]:
+    return [sequence for sequence in after if sequence is not None]
 
 
 def _after(running: list[Sequence], rows: list[RequestRows], spec: RoundSpec, filled: int) -> list[Sequence | None]:
@@ -125,7 +128,7 @@ def _after(running: list[Sequence], rows: list[RequestRows], spec: RoundSpec, fi
 
 
 def _request_after(row: RequestRows, offloaded: int, filled: int) -> Sequence | None:
-    """A copy of a request; what its new tokens and candidates are does not matter."""
+    """A copy of a request with its KV moved on; its tokens and candidates do not matter for the structure."""
     sequence, kv = row.sequence, row.kv
     tokens = kv.layout.chunk_tokens
     if row.prompt:
@@ -134,8 +137,7 @@ def _request_after(row: RequestRows, offloaded: int, filled: int) -> Sequence | 
         committed = produced = (kv.length // tokens + filled) * tokens - kv.length if filled else 1
     if len(sequence.tokens) + produced >= sequence.limit:
         return None
-    kv = replace(kv, length=kv.length + committed, streamed=kv.streamed + offloaded)
-    return replace(sequence, kv=kv, tokens=sequence.tokens + [0] * produced, candidates=Candidates())
+    return replace(sequence, kv=replace(kv, length=kv.length + committed, streamed=kv.streamed + offloaded))
 
 
 def _seating(rows: list[RequestRows]) -> dict[int, int]:
