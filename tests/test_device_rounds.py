@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import random
 from collections.abc import Callable
 from functools import cache
 from itertools import count
@@ -14,33 +13,21 @@ import torch
 from torch import Tensor
 from transformers import (
     GenerationConfig,
-    LogitsProcessorList,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
 )
 
 pytest.importorskip("triton")
 
 from specstream import cuda_draft, draft
-from specstream.batch import RoundBatch, SeatRows
 from specstream.cuda_draft import CudaDrafter
-from specstream.device_accept import SeatTables
-from specstream.device_draft import DeviceDraft
 from specstream.device_rounds import DeviceRounds
-from specstream.draft import Drafter, DraftWindow, _DraftSeat
+from specstream.draft import Drafter, DraftWindow
 from specstream.engine import Engine
 from specstream.errors import InvalidDistribution
-from specstream.kernel_settings import KernelSettings
 from specstream.kernels import accept as accept_module
 from specstream.kernels import process as process_module
 from specstream.kernels import tiling
 from specstream.metrics import Metrics
-from specstream.processors import make_sampling
-from specstream.round_tables import RoundTables, TableSizes, Tilings
-from specstream.sampling import Sampling
 from specstream.sequence import Sequence
-from specstream.settings import merge_settings
 from specstream.speculate import Candidates
 from tests.architectures import build
 from tests.helpers import captured, check_free, make_engine, prompt, reference
@@ -231,74 +218,6 @@ def test_a_window_in_blocks_that_are_used_in_turn() -> None:
     assert 0 < accepted < proposed
 
 
-def test_rows_are_placed_as_on_the_host() -> None:
-    """For any length, with few and with all blocks: what is left out was dropped, and the ring comes round."""
-    for window in (None, 5, 11):
-        drafter = CudaDrafter(captured(tiny()), DraftWindow(96, window, 4), 96, 2)
-        tables = SeatTables(2, 3, torch.device("cpu"))
-        device = DeviceDraft(drafter, tables, "greedy")
-        drafter.catch_up({0: ([], []), 1: ([], [])})
-        slots = [drafter.places(seat) for seat in (0, 1)]
-        device._given.device["slots"].copy_(torch.tensor(slots))
-        for seed in range(40):
-            chooser = random.Random(seed)
-            step = chooser.randrange(3)
-            lengths, accepted = [chooser.randrange(1, 90) for _ in slots], [chooser.randrange(-1, 4) for _ in slots]
-            computed, most = [max(0, count - 1) for count in accepted], [chooser.randrange(0, 97) for _ in slots]
-            produced = torch.randint(200, (2, 4))
-            for name, values in (("accepted", accepted), ("produced", produced)):
-                tables.found.device[name].copy_(torch.as_tensor(values))
-            tables.found.device["next_candidates"].copy_(torch.randint(200, (2, 3)))
-            tables.given.device["positions"].copy_(torch.tensor(lengths))
-            device._given.device["computed"].copy_(torch.tensor(computed))
-            device._given.device["most_length"].copy_(torch.tensor(most))
-            device._step.fill_(step)
-            device.place()
-            check_placed(device, step, lengths, accepted, computed, most)
-
-
-def check_placed(
-    device: DeviceDraft, step: int, lengths: list[int], accepted: list[int], computed: list[int], most: list[int]
-) -> None:
-    drafter, tables, rows = device.drafter, device.tables, device._rows
-    rows_of, fed = {}, []
-    for seat, (length, kept) in enumerate(zip(lengths, accepted, strict=True)):
-        text = length + kept + 1
-        count = max(0, min(most[seat] - text, 3)) if kept >= 0 else 0
-        assert int(tables.proposed.candidates_count[seat]) == count
-        if step >= count:
-            assert int(rows.keys.row_count[seat]) == 0
-            continue
-        assert int(tables.proposed.positions[seat]) == text
-        if step == 0:
-            tokens = tables.found.device["produced"][seat, computed[seat] : kept + 1].tolist()
-        else:
-            tokens = [int(tables.proposed.candidates[seat, step - 1])]
-        first = length + computed[seat] if step == 0 else text + step - 1
-        place = drafter._place(seat)
-        place.length = first
-        rows_of[seat] = SeatRows(place, 2 * seat, len(tokens))
-        fed += [(2 * seat + i, t if t < 96 else 0, first + i) for i, t in enumerate(tokens)]
-    specs = tuple(drafter.blocks.seat(seat, r.kv.length, r.count) for seat, r in rows_of.items())
-    for row, token, position in fed:
-        assert (int(rows.input_ids[0, row]), int(rows.position_ids[0, row])) == (token, position)
-    sizes = TableSizes(len(specs), 8, drafter.blocks.blocks, 2, 0, 0, 1)
-    tilings = Tilings.of(sizes, drafter.store.layout, 4, 2)
-    want = RoundTables(sizes, tilings, tables.device)
-    inputs = {name: torch.zeros(1, 8, dtype=torch.int64) for name in ("input_ids", "position_ids")}
-    want.fill(specs, (), RoundBatch(inputs, rows_of, lambda _: None, lambda _: None), 8)
-    for index, (seat, placed) in enumerate(rows_of.items()):
-        got, wanted = rows.keys, want.local
-        for name in ("row_start", "row_count", "key_count"):
-            assert getattr(got, name)[seat] == getattr(wanted, name)[index]
-        used = -(-int(wanted.key_count[index]) // 8)
-        assert torch.equal(got.block_table[seat, :used], wanted.block_table[index, :used])
-        assert rows.position[seat] == want.position[index]
-        used = (placed.kv.length + placed.count - 1) // 8 - placed.kv.length // 8 + 1
-        assert torch.equal(rows.append_table[seat, :used], want.append_table[index, :used])
-        assert int(rows.logit_rows[seat]) == placed.stop - 1
-
-
 def test_positions_that_the_draft_does_not_have() -> None:
     shape = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
     drafting = build("qwen3", torch.float32, 0, eos_token_id=None, max_position_embeddings=20, **shape)
@@ -388,38 +307,3 @@ def test_synthetic_acceptance(chosen: dict[str, float]) -> None:
     options = {"num_speculative_tokens": 3, "rejection_sample_method": "synthetic", **chosen}
     check_same(tiny(), near(), PROMPTS[:2], options, max_new_tokens=9, **SAMPLED)
     check_same(tiny(), near(), PROMPTS[:2], options, max_new_tokens=9, seed=1)
-
-
-def test_what_a_drafter_lacks() -> None:
-    """Against the plainest way to find it, over texts of two letters."""
-    for seed in range(200):
-        chooser = random.Random(seed)
-        cached, committed, proposed = ([chooser.randrange(2) for _ in range(chooser.randrange(5))] for _ in range(3))
-        seat = _DraftSeat(cached=list(cached))
-        whole = committed + proposed
-        common = next((i for i, pair in enumerate(zip(cached, whole, strict=False)) if pair[0] != pair[1]), None)
-        common = min(len(cached), len(whole)) if common is None else common
-        assert seat.follow(committed, proposed) == whole[common:]
-        assert seat.cached == whole[:common]
-        assert seat.agreed == min(common, len(committed))
-        seat.go_on(common, [5], [6, 7])
-        assert (seat.cached, seat.agreed) == ([*whole[:common], 5, 6, 7], common + 1)
-
-
-def test_settings_that_are_the_kernels() -> None:
-    def settings(**given: Any) -> KernelSettings | None:
-        return KernelSettings.of(make_sampling(merge_settings(None, **given), 2, 0))
-
-    assert settings() == KernelSettings()
-    assert settings(do_sample=True, temperature=0.5, top_k=7, top_p=0.9, min_p=0.1) == KernelSettings(0.5, 7, 0.9, 0.1)
-    assert settings(do_sample=True, top_k=0, top_p=0.9) == KernelSettings(top_p=0.9)
-    assert settings(do_sample=True, top_k=10**12) == KernelSettings(top_k=2**31 - 1)
-    for given in ({"typical_p": 0.5, "do_sample": True}, {"suppress_tokens": [3]}, {"renormalize_logits": True}):
-        assert settings(**given) is None
-    for odd in (
-        [TopKLogitsWarper(3), TemperatureLogitsWarper(0.5)],
-        [TopPLogitsWarper(0.5, min_tokens_to_keep=2)],
-        [TopKLogitsWarper(3, filter_value=-1.0)],
-        [TopKLogitsWarper(3), TopKLogitsWarper(2)],
-    ):
-        assert KernelSettings.of(Sampling(True, 0, LogitsProcessorList(odd))) is None
