@@ -38,8 +38,8 @@ class RoundBatch:
     """Called with the logits [R, vocab] when they are there."""
     draft: Callable[[int], None]
     """Called for each draft step after acceptance."""
-    prepare: Callable[[], None] = lambda: None
-    """Called before the logits are there, once they are being computed."""
+    prepare: Callable[[], bool] = lambda: False
+    """Called before the logits are there, once they are being computed; says whether the two only launch work."""
     settle: Callable[[], None] = lambda: None
     """Called at the end: waits for what these have launched."""
     work_ahead: Callable[[], bool] = lambda: False

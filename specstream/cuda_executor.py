@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -92,14 +94,11 @@ class CudaExecutor:
             with torch.cuda.device(self.store.device):
                 logits, ready, interpreted = self._launch(plan, spec, batch)
                 self.launch_seconds = time.perf_counter() - start
-                if interpreted is not None and interpreted in self._seen:
-                    self._keep(interpreted, self._capture(plan, spec, batch))
-                elif interpreted is not None:
-                    self._seen.add(interpreted)
-                while not self._streams[Lane.TARGET].query() and batch.work_ahead():
-                    pass
-                if logits is not None and not self._may_go_on(batch):
-                    self._accept_and_draft(plan, batch, logits, ready)
+                ahead = partial(self._work_ahead, plan, spec, batch, interpreted)
+                if logits is None or self._may_go_on(batch):
+                    ahead(self._streams[Lane.TARGET])
+                else:
+                    self._accept_and_draft(plan, batch, logits, ready, ahead)
         except BaseException:
             self.drain()
             raise
@@ -317,20 +316,45 @@ class CudaExecutor:
         """
         return len(batch.inputs["logit_rows"]) == 0 and self._attention is self._choice.for_prompts
 
-    def _accept_and_draft(self, plan: Plan, batch: RoundBatch, logits: Tensor, ready: torch.cuda.Event) -> None:
-        """Acceptance and draft steps, in their order, on the draft's stream: the link goes on meanwhile."""
+    def _accept_and_draft(
+        self,
+        plan: Plan,
+        batch: RoundBatch,
+        logits: Tensor,
+        ready: torch.cuda.Event,
+        ahead: Callable[[torch.cuda.Stream], None],
+    ) -> None:
+        """Acceptance and draft steps, in their order, on the draft's stream: the link goes on meanwhile.
+
+        The host works ahead before it first waits: for the logits, if it accepts itself, or for all that follows them.
+        """
         stream, steps = self._streams[Lane.DRAFT], plan.by_kind[TaskKind.DRAFT]
         with torch.cuda.stream(stream):
-            batch.prepare()
+            only_launches = batch.prepare()
+            if not only_launches:
+                ahead(self._streams[Lane.TARGET])
             stream.wait_event(ready)
             batch.accept(wanted_logits(logits, batch))
             start = record(stream, timed=True)
             for task in steps:
                 batch.draft(task.step)
             end = record(stream, timed=True)
+            if only_launches:
+                ahead(stream)
             batch.settle()
             stream.synchronize()
         self.draft_seconds = start.elapsed_time(end) / 1e3 if steps else None
+
+    def _work_ahead(
+        self, plan: Plan, spec: RoundSpec, batch: RoundBatch, interpreted: Key | None, busy: torch.cuda.Stream
+    ) -> None:
+        """Captures the round if it was interpreted, and not for the first time; then plans while the stream is busy."""
+        if interpreted is not None and interpreted in self._seen:
+            self._keep(interpreted, self._capture(plan, spec, batch))
+        elif interpreted is not None:
+            self._seen.add(interpreted)
+        while not busy.query() and batch.work_ahead():
+            pass
 
 
 def _waits_for_store(plan: Plan) -> bool:

@@ -39,9 +39,14 @@ class Speculator:
     _on_device: bool = field(default=False, init=False)
     """Whether the round is the kernels'."""
 
-    def prepare(self, rows: list[RequestRows]) -> None:
-        """Before a round's logits are there: whether the round is the kernels'."""
+    def prepare(self, rows: list[RequestRows]) -> bool:
+        """Before a round's logits are there: finds out whether the round is the kernels'.
+
+        Returns:
+            Whether `accept` and `draft` will not wait for the device.
+        """
         self._on_device = self.kernels is not None and self.kernels.prepare([row for row in rows if row.logits])
+        return self._on_device and self.kernels is not None and self.kernels.drafter is not None
 
     def accept(self, rows: list[RequestRows], logits: Tensor) -> None:
         """Decides what each request produced, from logits [R, vocab]; what goes wrong for one is noted in its row."""

@@ -130,9 +130,9 @@ class Watched:
 
     def __init__(self, engine: Engine, executor: CudaExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
         self.events: list[str] = []
-        for name in ("_launch", "_capture", "_accept_and_draft", "drain"):
+        for name in ("_launch", "_capture", "drain"):
             monkeypatch.setattr(executor, name, self._noted(name, getattr(executor, name)))
-        monkeypatch.setattr(engine._planner, "plan", self._noted("plan", engine._planner.plan))
+        monkeypatch.setattr(engine._speculator, "settle", self._noted("settle", engine._speculator.settle))
 
     def _noted(self, name: str, work: Any) -> Any:
         def call(*arguments: Any) -> Any:
@@ -158,7 +158,7 @@ def test_rounds_are_captured_and_planned_while_the_device_computes(monkeypatch: 
         at = [number for number, event in enumerate(watched.events) if event == "_capture"]
         assert at
         for number in at:
-            before = [event for event in watched.events[:number] if event in ("_launch", "_accept_and_draft")]
+            before = [event for event in watched.events[:number] if event in ("_launch", "settle")]
             assert before[-1] == "_launch"
         assert "drain" not in watched.events
         second: Any = engine.generate([list(prompt(300))], max_new_tokens=200)
