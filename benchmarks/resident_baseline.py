@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from specstream import api
-from specstream.attention_choice import ROW_STEP
+from specstream.batch import padded_rows
 from specstream.bench_machine import choose_device, device_copy_bandwidth, machine, versions
 from specstream.bench_report import milliseconds, report
 from specstream.bench_resident import ResidentModel, in_one_graph, median_ms
@@ -50,11 +50,12 @@ def baseline_ms(model: PartitionedModel, context: int) -> float:
     """The same pieces, for as many rows as the engine pads a query to, in one graph."""
     device = model.spec.device
     resident = ResidentModel(model, context)
-    ids = torch.randint(model.spec.vocab_size, (1, ROW_STEP), device=device)
-    rows = torch.arange(ROW_STEP, device=device)
+    count = padded_rows(1)
+    ids = torch.randint(model.spec.vocab_size, (1, count), device=device)
+    rows = torch.arange(count, device=device)
 
     def run() -> None:
-        resident.run(ids, context - ROW_STEP, rows)
+        resident.run(ids, context - count, rows)
 
     run()  # loads kernels, which a capture may not
     return median_ms(in_one_graph(run, device), device)
