@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -69,8 +70,6 @@ class CudaExecutor:
         self._streams = {lane: new_stream(device, high_priority=lane is not Lane.DRAFT) for lane in Lane}
         self._capturing = {lane: new_stream(device, high_priority=True) for lane in (Lane.TARGET, Lane.LINK)}
         """Streams on which rounds are captured while those of the lanes are busy."""
-        self._pool = torch.cuda.graph_pool_handle()
-        """Of all graphs: rounds run one after the other, and only their logits outlast them."""
         self._choice = KernelChoice(store, model.spec, most_blocks, PromptAttention(store))
         self._attention: Attention = self._choice.for_prompts
         self._graphs: OrderedDict[Key, CapturedRound] = OrderedDict()
@@ -198,14 +197,18 @@ class CudaExecutor:
         fetches: dict[str, Any] = {}
         ready = new_gate()
         self._values = self._attention.inputs(batch)  # buffers that stay where they are
+        # All graphs share their memory: rounds run one after the other, and only their logits outlast them.
+        pool = next((kept.graph.pool() for kept in self._graphs.values()), None)
         with torch.cuda.stream(target):
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-            link.wait_stream(target)
+            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             try:
+                link.wait_stream(target)
                 self._capture_steps(plan, spec, fetches, ready)
-            finally:  # also after an interrupt: a stream that is left capturing is lost
                 target.wait_stream(link)
-                graph.capture_end()
+            except BaseException:
+                _abandon(graph, target, link)
+                raise
+            graph.capture_end()
         graph.instantiate()
         return CapturedRound(graph, self._values[self.model.output], ready, fetches, self._sources(spec))
 
@@ -355,6 +358,14 @@ class CudaExecutor:
             self._seen.add(interpreted)
         while not busy.query() and batch.work_ahead():
             pass
+
+
+def _abandon(graph: torch.cuda.CUDAGraph, target: torch.cuda.Stream, link: torch.cuda.Stream) -> None:
+    """Ends a capture in which something went wrong: a stream that is left capturing is lost."""
+    with suppress(RuntimeError):  # the link may not have joined yet
+        target.wait_stream(link)
+    with suppress(RuntimeError):
+        graph.capture_end()
 
 
 def _waits_for_store(plan: Plan) -> bool:

@@ -119,8 +119,12 @@ class DeviceRounds:
         counts = [row.logits for row in self._rows]
         logits, tops = torch.split(self._logits, counts), np.split(found.host["tops"], np.cumsum(counts))
         outcomes = [self._outcome(*each) for each in zip(self._rows, logits, tops[: len(counts)], strict=True)]
-        self._logits = None
+        self.forget()
         return outcomes
+
+    def forget(self) -> None:
+        """Drops what it knows of a round, which holds memory of the requests."""
+        self._rows, self._logits = [], None
 
     # Parts
 

@@ -153,8 +153,10 @@ class Speculator:
         """Drops what the drafter has computed for a request; it computes that again if it drafts for it."""
         if self.drafter is not None:
             self.drafter.free(sequence.seat)
-        if self.kernels is not None and sequence.candidates.probabilities:  # a round that failed may have overwritten
-            sequence.candidates = Candidates()
+        if self.kernels is not None:
+            self.kernels.forget()
+            if sequence.candidates.probabilities:  # a round that failed may have overwritten them
+                sequence.candidates = Candidates()
 
     def _has_room(self, row: RequestRows, step: int) -> bool:
         """Whether the request goes on and has a place for candidate `step`, in its limit and the draft's positions."""
