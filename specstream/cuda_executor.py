@@ -33,6 +33,7 @@ from specstream.round_graph import Task, TaskKind
 from specstream.round_spec import ChunkRun, RoundSpec
 from specstream.round_tables import TableSizes
 from specstream.streams import new_gate, new_stream, record
+from specstream.target_tasks import run_target_task
 
 KEPT_GRAPHS = 64
 Key = tuple[RoundSpec, int, TableSizes]
@@ -141,7 +142,7 @@ class CudaExecutor:
             self._attention = self._choice.for_prompts
             return *self._interpret(plan, spec, batch), None
         self._attention = kernels
-        key = (plan.spec, self._rotation, self._choice.sizes(spec.seats, spec.groups, batch))
+        key = (plan.spec, self._rotation, kernels.tables.sizes)
         captured = self._graphs.get(key)
         if captured is None:
             return *self._interpret(plan, spec, batch), key
@@ -273,27 +274,13 @@ class CudaExecutor:
 
     def _work(self, task: Task, spec: RoundSpec, stream: torch.cuda.Stream) -> None:
         """Launches a task on the current stream, which is `stream`."""
-        attention, sites, values = self._attention, self.model.sites, self._values
-        if task.kind is TaskKind.PIECE:
-            self.model.pieces[task.layer].run(values)
-            return
         if task.kind is TaskKind.FETCH:
             self._transfer(task, spec).launch(stream)
-            return
-        if task.kind is TaskKind.OFFLOAD:
+        elif task.kind is TaskKind.OFFLOAD:
             self._offload(task, spec, stream)
-            return
-        site = sites[task.layer]
-        if task.kind is TaskKind.APPEND:
-            attention.append(task.layer, values.pop(site.key), values.pop(site.value), self._rows)
-        elif task.kind is TaskKind.LOCAL:
-            attention.local(task.layer, values[site.query], site.spec, self._rows)
-        elif task.kind is TaskKind.ATTEND:
-            run = spec.run_of(task)
-            slot, rows = self._slot(task), self._rows[run.seat][1]
-            attention.attend(slot, task.group, run, values[site.query], site.spec, rows)
-        elif task.kind is TaskKind.MERGE:
-            values[site.out] = attention.merge(values.pop(site.query), site.spec, self._rows)
+        else:
+            attention, slot = self._attention, self._slot(task)
+            run_target_task(task, spec, self.model, attention, self._rows, self._values, slot)
 
     def _transfer(self, task: Task, spec: RoundSpec) -> Transfer:
         """The copy of a fetch."""

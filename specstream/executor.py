@@ -17,6 +17,7 @@ from specstream.lanes import Event, WorkerLane
 from specstream.plan import Lane, Plan, StepOp
 from specstream.round_graph import Task, TaskKind
 from specstream.round_spec import ChunkRun, RoundSpec, SeatSpec
+from specstream.target_tasks import run_target_task
 
 Copy = Callable[[Tensor, Tensor], None]
 ChooseAttention = Callable[[RoundSpec, RoundBatch], Attention]
@@ -152,42 +153,21 @@ class CpuExecutor:
     def _work(self, task: Task, spec: RoundSpec, batch: RoundBatch) -> Callable[[], None]:
         """What a launch of the task does; everything that a later round may change is looked up now."""
         match task.kind:
-            case TaskKind.PIECE:
-                return lambda: self.model.pieces[task.layer].run(self._values)
-            case TaskKind.APPEND:
-                return lambda: self._append(task.layer)
-            case TaskKind.LOCAL:
-                return lambda: self._local(task.layer)
             case TaskKind.FETCH:
                 return self._fetch(task, spec.run_of(task))
-            case TaskKind.ATTEND:
-                return lambda: self._attend(task, spec.run_of(task))
-            case TaskKind.MERGE:
-                return lambda: self._merge(task.layer)
             case TaskKind.OFFLOAD:
                 return self._offload(task.layer, spec.run_of(task))
             case TaskKind.ACCEPT:
                 return lambda: batch.accept(wanted_logits(self._values[self.model.output], batch))
             case TaskKind.DRAFT:
                 return lambda: batch.draft(task.step)
+            case _:
+                return lambda: self._target_task(task, spec)
 
-    def _append(self, layer: int) -> None:
-        site = self.model.sites[layer]
-        self._attention.append(layer, self._values.pop(site.key), self._values.pop(site.value), self._seats)
-
-    def _local(self, layer: int) -> None:
-        site = self.model.sites[layer]
-        self._attention.local(layer, self._values[site.query], site.spec, self._seats)
-
-    def _attend(self, task: Task, run: ChunkRun) -> None:
-        site = self.model.sites[task.layer]
-        rows = self._seats[run.seat][1]
-        self._attention.attend(self._slot(task), task.group, run, self._values[site.query], site.spec, rows)
-        self.streamed_bytes += run.count * self.store.layout.block_bytes
-
-    def _merge(self, layer: int) -> None:
-        site = self.model.sites[layer]
-        self._values[site.out] = self._attention.merge(self._values.pop(site.query), site.spec, self._seats)
+    def _target_task(self, task: Task, spec: RoundSpec) -> None:
+        run_target_task(task, spec, self.model, self._attention, self._seats, self._values, self._slot(task))
+        if task.kind is TaskKind.ATTEND:
+            self.streamed_bytes += spec.run_of(task).count * self.store.layout.block_bytes
 
     def _fetch(self, task: Task, run: ChunkRun) -> Callable[[], None]:
         source = self._seats[run.seat][1].kv.host_view(task.layer, run.start, run.stop)

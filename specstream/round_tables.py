@@ -11,6 +11,7 @@ from specstream.batch import RoundBatch
 from specstream.kernels.tiling import Tiling, choose_tiling
 from specstream.kernels.triton_attend import MAX_OWN_ROWS, Seats
 from specstream.kv import ChunkLayout, SequenceKV
+from specstream.mirror import Mirror
 from specstream.round_spec import ChunkRun, SeatSpec
 
 
@@ -32,6 +33,10 @@ class TableSizes:
     chunks_per_group: int
 
 
+OF_A_SEAT = ("row_start", "row_count", "key_count", "position", "part_count")
+"""Tables with one number a seat."""
+SEAT_STEP = 4
+"""Rows of a table begin at 16 bytes, or Triton would compile the kernels once more."""
 MOST_STAGED_PARTS = 32
 """Partial results of a row over streamed keys: a group's attention is to be quicker than its transfer, no more."""
 
@@ -94,12 +99,21 @@ class RoundTables:
     """int32 [seats, append_blocks]"""
 
     def __post_init__(self) -> None:
-        sizes, pin = self.sizes, self.device.type == "cuda"
-        wide, narrow = 4 * sizes.rows, sizes.seats * (5 + sizes.blocks + sizes.append_blocks + 3 * sizes.groups)
-        self._host = [torch.zeros(n, dtype=d, pin_memory=pin) for n, d in ((wide, torch.int64), (narrow, torch.int32))]
-        self._tensors = [torch.zeros_like(buffer, device=self.device) for buffer in self._host]
-        mine, theirs = self._cut(self._tensors), self._cut(self._host)
-        self._write = {name: tensor.numpy() for name, tensor in theirs.items()}
+        sizes = self.sizes
+        one, of_groups = (sizes.seats,), (sizes.groups, -(-sizes.seats // SEAT_STEP) * SEAT_STEP)
+        self._mirror = Mirror(
+            {
+                "input_ids": (torch.int64, (sizes.rows,)),
+                "position_ids": (torch.int64, (sizes.rows,)),
+                "ancestors": (torch.int64, (sizes.rows, 2)),
+                **dict.fromkeys(OF_A_SEAT, (torch.int32, one)),
+                "block_table": (torch.int32, (sizes.seats, sizes.blocks)),
+                "append_table": (torch.int32, (sizes.seats, sizes.append_blocks)),
+                **dict.fromkeys(("group_rows", "group_keys", "group_part"), (torch.int32, of_groups)),
+            },
+            self.device,
+        )
+        mine = self._mirror.device
         self.input_ids, self.position_ids = mine["input_ids"][None], mine["position_ids"][None]
         self.logit_rows = torch.arange(sizes.rows, device=self.device)
         self.ancestors, self.position = mine["ancestors"], mine["position"]
@@ -108,13 +122,17 @@ class RoundTables:
         self.local = Seats(mine["row_start"], mine["row_count"], mine["block_table"], mine["key_count"], first)
         in_order = torch.arange(sizes.chunks_per_group, dtype=torch.int32, device=self.device)
         slot = in_order.repeat(sizes.seats, 1)
+
+        def of_group(name: str, group: int) -> Tensor:
+            return mine[name][group, : sizes.seats]
+
         self.groups = tuple(
             Seats(
                 mine["row_start"],
-                mine["group_rows"][group],
+                of_group("group_rows", group),
                 slot,
-                mine["group_keys"][group],
-                mine["group_part"][group],
+                of_group("group_keys", group),
+                of_group("group_part", group),
             )
             for group in range(sizes.groups)
         )
@@ -127,8 +145,8 @@ class RoundTables:
     def fill(
         self, seats: tuple[SeatSpec, ...], groups: tuple[ChunkRun, ...], batch: RoundBatch, chunk_tokens: int
     ) -> None:
-        """Writes a round's own values; on a device, by one copy for each dtype on the current stream."""
-        write = self._write
+        """Writes a round's own values; to a device by one copy, on the current stream."""
+        write = self._mirror.host
         for table in write.values():
             table.fill(0)
         ids, positions = (batch.inputs[name][0] for name in ("input_ids", "position_ids"))
@@ -153,31 +171,7 @@ class RoundTables:
             write["part_count"][index] += self.tilings.staged.splits
             write["group_rows"][group, index] = batch.seats[run.seat].count
             write["group_keys"][group, index] = run.count * chunk_tokens
-        for mine, theirs in zip(self._tensors, self._host, strict=True):
-            mine.copy_(theirs, non_blocking=True)
-
-    def _cut(self, buffers: list[Tensor]) -> dict[str, Tensor]:
-        """Names for the parts of the two buffers, int64 and int32."""
-        sizes = self.sizes
-        wide = torch.split(buffers[0], [sizes.rows, sizes.rows, 2 * sizes.rows])
-        seats, groups = sizes.seats, sizes.groups
-        parts = [seats] * 5 + [seats * sizes.blocks, seats * sizes.append_blocks] + [groups * seats] * 3
-        narrow = torch.split(buffers[1], parts)
-        return {
-            "input_ids": wide[0],
-            "position_ids": wide[1],
-            "ancestors": wide[2].view(sizes.rows, 2),
-            "row_start": narrow[0],
-            "row_count": narrow[1],
-            "key_count": narrow[2],
-            "position": narrow[3],
-            "part_count": narrow[4],
-            "block_table": narrow[5].view(seats, sizes.blocks),
-            "append_table": narrow[6].view(seats, sizes.append_blocks),
-            "group_rows": narrow[7].view(groups, seats),
-            "group_keys": narrow[8].view(groups, seats),
-            "group_part": narrow[9].view(groups, seats),
-        }
+        self._mirror.upload()
 
 
 def _chain() -> Tensor:

@@ -84,7 +84,7 @@ def test_dumps_of_two_models_of_one_name_have_a_folder_each(tmp_path: Path, monk
     with specstream.compile(target, draft, max_model_len=64) as engine:
         engine.generate([list(prompt(9))], max_new_tokens=3)
     folders = sorted(path.name for path in (tmp_path / "made" / "here").iterdir())
-    assert folders[:3] == ["draft_Qwen3ForCausalLM", "round_0000", "round_0001"]
+    assert folders[:2] == ["draft_Qwen3ForCausalLM", "round_0000"]
     assert folders[-1] == "target_Qwen3ForCausalLM"
     attentions = [
         (tmp_path / "made" / "here" / name / "02_stream_attention.txt").read_text().count("stream_verify(")

@@ -1,0 +1,1 @@
+../../specstream/target_tasks.py
