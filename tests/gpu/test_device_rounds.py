@@ -10,13 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-import specstream
 from specstream.cuda_executor import CudaExecutor
 from specstream.device_rounds import DeviceRounds
 from specstream.engine import Engine
 from specstream.scheduler import RequestRows
 from tests.architectures import build
-from tests.helpers import prompt
+from tests.helpers import make_engine, prompt
 
 PROMPTS = [list(prompt(150)), list(prompt(9, 1)), list(prompt(40, 2))]
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -44,8 +43,13 @@ def near(target: torch.nn.Module) -> torch.nn.Module:
 def new_engine(
     target: torch.nn.Module, drafting: torch.nn.Module | None, **options: Any
 ) -> tuple[Engine, DeviceRounds]:
-    given = {"max_model_len": 256, "chunk_tokens": 16, "gpu_kv_budget": "min", "max_num_seqs": 3} | options
-    engine = specstream.compile(target, drafting, **given)
+    given: dict[str, Any] = {
+        "max_model_len": 256,
+        "chunk_tokens": 16,
+        "gpu_kv_budget": "min",
+        "max_num_seqs": 3,
+    } | options
+    engine = make_engine(target, drafting, **given)
     kernels = engine._speculator.kernels
     assert kernels is not None
     return engine, kernels

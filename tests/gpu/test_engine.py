@@ -15,11 +15,13 @@ from specstream.engine import Engine
 from specstream.models import tiny
 from specstream.models.load import load_model
 from tests.architectures import build
-from tests.helpers import Request, prompt, serve
+from tests.helpers import Request, make_engine, prompt, serve
 
 
-def cuda_engine(target: Any, draft: Any, **options: Any) -> tuple[Engine, CudaExecutor]:
-    engine = specstream.compile(target, draft, **options)
+def cuda_engine(target: Any, draft: Any, *, compiled: bool = False, **options: Any) -> tuple[Engine, CudaExecutor]:
+    """Without Inductor, which takes most of a test's time, unless it is asked for."""
+    make = specstream.compile if compiled else make_engine
+    engine = make(target, draft, **options)
     assert isinstance(engine._executor, CudaExecutor)
     return engine, engine._executor
 
@@ -40,9 +42,8 @@ def test_requests_that_join_and_leave_get_the_targets_tokens(name: str, budget: 
     target = build(name, torch.float32, 0, eos_token_id=None, **SIZES[name]).to("cuda")
     draft = build(name, torch.float32, 0, eos_token_id=None, **SIZES[name]).to("cuda")
     expected = build(name, torch.float32, 0, eos_token_id=None, **SIZES[name])
-    engine, executor = cuda_engine(
-        target, draft, max_model_len=256, chunk_tokens=16, gpu_kv_budget=budget, max_num_seqs=3, debug=True
-    )
+    options: dict[str, Any] = {"max_model_len": 256, "chunk_tokens": 16, "max_num_seqs": 3, "debug": True}
+    engine, executor = cuda_engine(target, draft, compiled=budget == "512KiB", gpu_kv_budget=budget, **options)
     with engine:
         requests = [Request(prompt(150), 60), Request(prompt(9), 80, joins=2), Request(prompt(40), 33, joins=9)]
         serve(engine, requests)
@@ -87,7 +88,13 @@ def test_the_bundled_pair_gives_the_same_tokens_as_on_the_cpu() -> None:
 def test_half_precision_and_sampling() -> None:
     target = build("qwen3", torch.bfloat16, 0, eos_token_id=None, head_dim=64).to("cuda")
     engine, executor = cuda_engine(
-        target, target, max_model_len=512, chunk_tokens=32, gpu_kv_budget="min", rejection_sample_method="coupled"
+        target,
+        target,
+        compiled=True,
+        max_model_len=512,
+        chunk_tokens=32,
+        gpu_kv_budget="min",
+        rejection_sample_method="coupled",
     )
     with engine:
         arguments: dict[str, Any] = {"max_new_tokens": 100, "do_sample": True, "temperature": 0.8, "top_p": 0.9}

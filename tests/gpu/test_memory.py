@@ -1,4 +1,7 @@
-"""vllm 9995: what is planned suffices, models and drafts included; what does not is refused before it is allocated."""
+"""vllm 9995: what is planned suffices, models and drafts included; what does not is refused before it is allocated.
+
+These fill the device: nothing else may use it meanwhile.
+"""
 
 from __future__ import annotations
 
