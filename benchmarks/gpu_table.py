@@ -2,8 +2,9 @@
 
     python benchmarks/gpu_table.py [--rows a,b-1x32K] [--redo] [--limit-seconds 1200] [--file FILE]
 
-Each run is a command in a process of its own: `specstream bench` or another script of this folder. What it measures is
-kept in the file as soon as it ends, and is not measured again without --redo; rows of one command share its run.
+Each run is a command: another script of this folder or `specstream bench`, of which those of a target alone run in this
+process, one after the other, so that a target is made, captured and compiled once. What a run measures is kept in the
+file as soon as it ends, and is not measured again without --redo; rows of one command share its run.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from specstream.bench_setup import BenchModels
 
 FOLDER = Path(__file__).resolve().parent
 DEFAULT_FILE = FOLDER / "results" / "h200.json"
@@ -116,8 +120,40 @@ def python_arguments(command: str) -> list[str]:
     return [str(FOLDER / first), *rest] if first.endswith(".py") else ["-m", "specstream", "bench", first, *rest]
 
 
-def measure(command: str) -> dict[str, Any]:
-    """Runs a command; its figures, or what it said when it failed under "error"."""
+class Runner:
+    """Runs commands."""
+
+    def __init__(self) -> None:
+        self._models: BenchModels | None = None
+
+    def measure(self, command: str) -> dict[str, Any]:
+        """A command's figures, or what it said when it failed under "error"."""
+        of_target_alone = command.startswith("round ") or "--draft none" in command
+        if of_target_alone and "--memory-cap" not in command:
+            return self._here(command)
+        if self._models is not None:  # which holds memory of the device
+            self._models.forget()
+        return in_own_process(command)
+
+    def _here(self, command: str) -> dict[str, Any]:
+        from specstream import bench_generate, bench_round, cli
+        from specstream.bench_report import Progress, report
+        from specstream.bench_setup import BenchModels
+
+        self._models = self._models or BenchModels()
+        benchmark = bench_round if command.startswith("round ") else bench_generate
+        try:
+            given = cli.make_parser().parse_args(["bench", *command.split()])
+            figures = benchmark.measure(given, Progress(), self._models)
+        except Exception as error:
+            self._models.forget()
+            return {"error": f"{type(error).__name__}: {error}"}
+        report(command, benchmark.table_rows(figures), figures, None)
+        return figures
+
+
+def in_own_process(command: str) -> dict[str, Any]:
+    """Runs a command in a process of its own."""
     with tempfile.TemporaryDirectory() as folder:
         figures = Path(folder) / "figures.json"
         asked = [sys.executable, *python_arguments(command), "--json", str(figures)]
@@ -167,7 +203,7 @@ def main() -> None:
     parser.add_argument("--limit-seconds", type=float, default=float("inf"), help="begin no run after so long")
     parser.add_argument("--file", type=Path, default=DEFAULT_FILE, help=f"for the results ({DEFAULT_FILE.name})")
     arguments = parser.parse_args()
-    rows, started = chosen(arguments.rows), time.monotonic()
+    rows, runner, started = chosen(arguments.rows), Runner(), time.monotonic()
     for command in dict.fromkeys(row.command for row in rows.values()):
         known = read(arguments.file)["runs"].get(command, {"error": ""})
         if "error" not in known and not arguments.redo:
@@ -176,7 +212,7 @@ def main() -> None:
             print(f"--limit-seconds: not begun: {command}", file=sys.stderr)
             continue
         print("\n" + " ".join(["python", *python_arguments(command)]), flush=True)
-        result = measure(command)
+        result = runner.measure(command)
         if "error" in result:
             print(f"failed: {result['error']}", file=sys.stderr)
         if "error" not in result or "error" in known:

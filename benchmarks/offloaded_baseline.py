@@ -23,7 +23,7 @@ from specstream.bench_generate import measure as measure_decoding
 from specstream.bench_machine import choose_device, machine, versions
 from specstream.bench_report import Progress, milliseconds, report
 from specstream.bench_resident import wait_for
-from specstream.bench_setup import bench_model
+from specstream.bench_setup import BenchModels, bench_model
 from specstream.cli import positive
 
 WARMUP = 2
@@ -46,7 +46,9 @@ def ours(given: argparse.Namespace) -> dict[str, Any]:
     """The figures of `specstream bench generate`."""
     asked = ["--target", given.target, "--context", str(given.context), "--device", given.device]
     more = ["--new-tokens", str(given.new_tokens), "--skip-prefill"]
-    return measure_decoding(cli._parser().parse_args(["bench", "generate", *asked, *more]), Progress())
+    return measure_decoding(
+        cli.make_parser().parse_args(["bench", "generate", *asked, *more]), Progress(), BenchModels()
+    )
 
 
 def theirs(given: argparse.Namespace) -> float:

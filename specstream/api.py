@@ -67,7 +67,7 @@ def compile(
     limit = settings.max_model_len if isinstance(settings.max_model_len, int) else None
     if limit is not None and limit < LEAST_MODEL_LEN:
         raise InvalidOption("max_model_len", limit, f"at least {LEAST_MODEL_LEN}, so that the capture can be proven")
-    target_model = _captured("target", target_module, target_name, limit, settings)
+    target_model = captured_model("target", target_module, target_name, limit, settings)
     draft_model = None
     if draft is not None and settings.drafting != "off":
         draft_module, draft_tokenizer, draft_name = load_model(draft, dtype, device)
@@ -75,7 +75,7 @@ def compile(
         longest = resolve_max_model_len(settings, target_model.spec)
         with inherited_rope(draft_module, target_module, longest):
             reach = min(longest, max_positions(draft_module) or sys.maxsize)
-            draft_model = _captured("draft", draft_module, draft_name, reach, settings)
+            draft_model = captured_model("draft", draft_module, draft_name, reach, settings)
     if settings.rejection_sample_method == "synthetic":
         warnings.warn(
             "acceptance is made up (rejection_sample_method='synthetic'): the output of this engine is not the "
@@ -101,7 +101,9 @@ def _check_device(device: Any) -> None:
         raise InvalidOption("device", device, '"cpu" here: torch sees no CUDA device', "Install a CUDA build of torch.")
 
 
-def _captured(role: str, model: nn.Module, name: str, max_model_len: int | None, options: Options) -> PartitionedModel:
+def captured_model(
+    role: str, model: nn.Module, name: str, max_model_len: int | None, options: Options
+) -> PartitionedModel:
     """A model captured and cut, for CUDA devices compiled too; refusals say which of the two models is meant."""
     try:
         partitioned = compile_model(model, name, max_model_len, role)

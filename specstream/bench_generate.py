@@ -27,7 +27,14 @@ from specstream.bench_machine import (
     versions,
 )
 from specstream.bench_report import Progress, link_use, memory_rows, milliseconds, report
-from specstream.bench_setup import bench_model, given_options, memory_figures, memory_options, named_as_typed
+from specstream.bench_setup import (
+    BenchModels,
+    bench_model,
+    given_options,
+    memory_figures,
+    memory_options,
+    named_as_typed,
+)
 from specstream.cli import UsageError, chosen_options
 from specstream.engine import Engine
 from specstream.options import format_size
@@ -52,9 +59,9 @@ class DecodeStep:
 def run(given: argparse.Namespace) -> int:
     """The command."""
     with named_as_typed():
-        figures = measure(given, Progress())
+        figures = measure(given, Progress(), BenchModels())
     title = f"{given.target}, draft {given.draft}, {given.batch} x {given.context} tokens"
-    report(title, _rows(figures), figures, given.json)
+    report(title, table_rows(figures), figures, given.json)
     return 0
 
 
@@ -67,7 +74,7 @@ def engine_options(given: argparse.Namespace) -> dict[str, Any]:
     return chosen_options(given) | {"max_model_len": given.context, "max_num_seqs": given.batch}
 
 
-def measure(given: argparse.Namespace, progress: Progress) -> dict[str, Any]:
+def measure(given: argparse.Namespace, progress: Progress, models: BenchModels) -> dict[str, Any]:
     """Builds an engine, decodes every request to its end and returns the figures."""
     options = engine_options(given)
     prompt = given.context - given.new_tokens
@@ -81,12 +88,11 @@ def measure(given: argparse.Namespace, progress: Progress) -> dict[str, Any]:
     started = time.perf_counter()
     with progress.working(f"making and capturing {given.target} and draft {given.draft}"), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "acceptance is made up")  # the report says so
-        target = bench_model(given.target, given.context, dtype, device)
+        target = models.target(given.target, given.context, dtype, device)
         has_draft = given.draft.lower() != "none"
         draft = bench_model(given.draft, given.context, dtype, device, seed=1) if has_draft else None
-        engine = api.compile(
-            target.module, draft.module if draft else None, **memory_options(target, options, given.resident)
-        )
+        options = memory_options(target, options, given.resident)
+        engine = api.compile(target.module, draft.module, **options) if draft else models.engine(target, options)
     with closing(engine):
         with progress.working(f"{'filling' if given.skip_prefill else 'making'} prompts of {prompt} tokens"):
             start_requests(engine, given.batch, prompt, given.new_tokens, given.skip_prefill, sampling(given))
@@ -177,7 +183,8 @@ def summarise(steps: list[DecodeStep], depth: int, link: float) -> dict[str, Any
     }
 
 
-def _rows(figures: dict[str, Any]) -> dict[str, str]:
+def table_rows(figures: dict[str, Any]) -> dict[str, str]:
+    """What is shown of a run\'s figures."""
     prefill = figures["prefill_seconds"]
     rows = {
         "decoding": f"{figures['tokens_per_second']:.2f} tokens/s ({figures['decode_tokens']} tokens in "

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 
-from specstream import api
 from specstream.bench_machine import (
     cap_memory,
     choose_device,
@@ -27,7 +26,7 @@ from specstream.bench_machine import (
     versions,
 )
 from specstream.bench_report import Progress, link_use, memory_rows, milliseconds, report
-from specstream.bench_setup import bench_model, given_options, memory_figures, memory_options, named_as_typed
+from specstream.bench_setup import BenchModels, given_options, memory_figures, memory_options, named_as_typed
 from specstream.bench_steady import Round, SteadyRounds
 from specstream.cli import UsageError, chosen_options
 from specstream.engine import Engine
@@ -42,13 +41,13 @@ MOST_QUERIES = 129
 def run(given: argparse.Namespace) -> int:
     """The command."""
     with named_as_typed():
-        figures = measure(given, Progress())
+        figures = measure(given, Progress(), BenchModels())
     title = f"{given.target}, {given.batch} x {given.context} tokens, {given.queries} queries"
-    report(title, _rows(figures), figures, given.json)
+    report(title, table_rows(figures), figures, given.json)
     return 0
 
 
-def measure(given: argparse.Namespace, progress: Progress) -> dict[str, Any]:
+def measure(given: argparse.Namespace, progress: Progress, models: BenchModels) -> dict[str, Any]:
     """Builds an engine, runs the rounds and returns the figures."""
     if given.queries > MOST_QUERIES:
         raise UsageError(f"--queries {given.queries}: at most {MOST_QUERIES}")
@@ -66,10 +65,10 @@ def measure(given: argparse.Namespace, progress: Progress) -> dict[str, Any]:
     reset_peak_memory(device)
     started = time.perf_counter()
     with progress.working(f"making and capturing {given.target}"):
-        target = bench_model(given.target, given.context, getattr(torch, given.dtype), device)
+        target = models.target(given.target, given.context, getattr(torch, given.dtype), device)
         options = memory_options(target, options, given.resident)
         history = history_tokens(given, warmup, options["chunk_tokens"])
-        engine = api.compile(target.module, None, **options)
+        engine = models.engine(target, options)
     with closing(engine):
         with progress.working("filling the history"):
             steady = SteadyRounds(engine, given.batch, history, given.queries, given.commit_every)
@@ -133,7 +132,8 @@ def predicted_ms(engine: Engine) -> dict[str, float]:
     return {"round": timeline.round_us / 1e3} | {name: ms for name, ms in busy.items() if ms}
 
 
-def _rows(figures: dict[str, Any]) -> dict[str, str]:
+def table_rows(figures: dict[str, Any]) -> dict[str, str]:
+    """What is shown of a run\'s figures."""
     predicted = ", ".join(f"{name} {ms:.2f}" for name, ms in figures["predicted_ms"].items())
     rows = {
         "round": f"{milliseconds(figures['round_ms'])} (median; {figures['round_ms_min']:.2f} to "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,10 +14,11 @@ import torch
 from torch import nn
 from transformers.utils import logging
 
+from specstream import api
 from specstream.cli import UsageError
 from specstream.engine import Engine
 from specstream.errors import InvalidOption
-from specstream.graph import AttentionSpec, ModelSpec
+from specstream.graph import AttentionSpec, ModelSpec, PartitionedModel
 from specstream.memory import MemoryPlan, plan_memory
 from specstream.models.load import load_model
 from specstream.models.presets import PRESETS, dummy_model, preset_config
@@ -70,6 +72,39 @@ def bench_model(name: str, max_model_len: int, dtype: torch.dtype, device: torch
     logging.disable_progress_bar()
     module, _, loaded_name = load_model(Path(name).expanduser(), dtype, device)
     return BenchModel(loaded_name, module)
+
+
+class BenchModels:
+    """Makes models, and engines of a target alone; the latest target is kept, and what was captured of it."""
+
+    def __init__(self) -> None:
+        self._kept: tuple[tuple[object, ...], BenchModel] | None = None
+        self._captured: tuple[int, PartitionedModel] | None = None
+        """And up to which length it is right."""
+
+    def target(self, name: str, max_model_len: int, dtype: torch.dtype, device: torch.device) -> BenchModel:
+        """As `bench_model`; the one that is kept, if that has the same weights and rotary embedding."""
+        rope = preset_config(name, max_model_len)[1] if name in PRESETS else ""
+        key = name, rope, dtype, device
+        if self._kept is None or self._kept[0] != key:
+            self.forget()
+            self._kept = key, bench_model(name, max_model_len, dtype, device)
+        return self._kept[1]
+
+    def engine(self, target: BenchModel, options: dict[str, Any]) -> Engine:
+        """`specstream.compile(target, None, **options)`, of a target that this has made."""
+        settings, length = Options.from_keywords(**options), options["max_model_len"]
+        settings.check_without_draft()
+        if self._captured is None or self._captured[0] < length:
+            self._captured = length, api.captured_model("target", target.module, target.name, length, settings)
+        return api.build_engine(settings, self._captured[1], None)
+
+    def forget(self) -> None:
+        """Frees the memory of what is kept."""
+        self._kept = self._captured = None
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
 
 
 def memory_options(target: BenchModel, options: dict[str, Any], resident: float) -> dict[str, Any]:

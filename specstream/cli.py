@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit status: 0, 1 (the command failed), 2 (used wrongly) or 130 (interrupted).
     """
-    given = _parser().parse_args(arguments)
+    given = make_parser().parse_args(arguments)
     try:
         return int(given.run(given))
     except KeyboardInterrupt:
@@ -124,7 +124,7 @@ class _Version(argparse.Action):
         parser.exit()
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="specstream",
         description="Exact speculative decoding with the target's KV cache streamed from CPU memory.",

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from specstream import bench_generate, bench_round, cli
+from specstream import api, bench_generate, bench_round, cli
 from specstream.bench_report import Progress
+from specstream.bench_setup import BenchModels
 from specstream.bench_steady import Round
 from specstream.executor import CpuExecutor
 from specstream.models.presets import dummy_model
@@ -18,7 +19,7 @@ from tests.helpers import captured
 
 
 def given(*arguments: str) -> argparse.Namespace:
-    return cli._parser().parse_args(["bench", *arguments])
+    return cli.make_parser().parse_args(["bench", *arguments])
 
 
 def shared(context: int, *more: str) -> tuple[str, ...]:
@@ -74,7 +75,7 @@ def test_figures_of_rounds_fit_together(tmp_path: Path, capsys: pytest.CaptureFi
 def test_all_resident_uses_no_link_and_launches_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CpuExecutor, "launch_seconds", 0.002, raising=False)
     asked = given("round", *shared(600, "--resident", "all", "--rounds", "2", "--queries", "1"))
-    figures = bench_round.measure(asked, Progress())
+    figures = bench_round.measure(asked, Progress(), BenchModels())
     assert figures["link_utilization"] is None
     assert (figures["streamed_bytes_per_round"], figures["launch_ms"]) == (0, 2)
     assert "YaRN" in figures["target"]["rope"]
@@ -82,13 +83,29 @@ def test_all_resident_uses_no_link_and_launches_are_reported(monkeypatch: pytest
 
 def test_commits_change_the_chunk_list() -> None:
     asked = given("round", *shared(256, "--resident", "0.5", "--commit-every", "3", "--rounds", "6"))
-    figures = bench_round.measure(asked, Progress())
+    figures = bench_round.measure(asked, Progress(), BenchModels())
     assert figures["options"]["warmup"] == 7
     assert figures["options"]["history"] == 256 - 6 - 4 * 16
     # After a commit a round writes the chunk out, and from the next one on it streams.
     assert [one["changed"] for one in figures["rounds"]] == [True, False, True, True, False, True]
     grown = [one["streamed_bytes"] for one in figures["rounds"]]
     assert grown == [grown[0]] * 3 + [grown[0] + 3 * 2 * 2 * 16 * 8 * 4] * 3
+
+
+def test_a_target_is_captured_once_for_benchmarks_that_follow_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    capture, lengths, models = api.captured_model, list[int](), BenchModels()
+
+    def captured_model(role: str, model: Any, name: str, length: int, options: Any) -> Any:
+        lengths.append(length)
+        return capture(role, model, name, length, options)
+
+    monkeypatch.setattr(api, "captured_model", captured_model)
+    for context in (200, 128, 256, 600, 128):  # 600 is beyond what the model covers: another rotary embedding
+        asked = given("round", *shared(context, "--rounds", "1", "--warmup", "1"))
+        alone, together = (bench_round.measure(asked, Progress(), each) for each in (BenchModels(), models))
+        assert alone["streamed_bytes_per_round"] == together["streamed_bytes_per_round"] > 0
+        assert alone["target"] == together["target"]
+    assert lengths == [200, 200, 128, 256, 256, 600, 600, 128, 128]
 
 
 def test_what_a_change_costs_is_counted_by_the_byte() -> None:
@@ -114,17 +131,17 @@ def test_figures_of_decoding_fit_together(capsys: pytest.CaptureFixture[str]) ->
 
 def test_decoding_without_a_prefill_streams_the_whole_history() -> None:
     asked = given("generate", *shared(256, "--new-tokens", "9", "--skip-prefill", "--warmup", "2"))
-    figures = bench_generate.measure(asked, Progress())
+    figures = bench_generate.measure(asked, Progress(), BenchModels())
     assert figures["prefill_seconds"] is None
     assert (figures["decode_rounds"], figures["decode_tokens"]) == (6, 6)  # the history has 1 of 9, the warm-up 2
     assert figures["mean_acceptance_length"] == 1
     assert figures["streamed_bytes"] == 6 * 15 * 3 * 2 * 2 * 16 * 8 * 4
-    assert bench_generate._rows(figures)["prefill"] == "skipped"
+    assert bench_generate.table_rows(figures)["prefill"] == "skipped"
 
 
 def test_decoding_with_samples() -> None:
     asked = given("generate", *shared(128, "--new-tokens", "16", "--temperature", "0.8", "--top-p", "0.9"))
-    figures = bench_generate.measure(asked, Progress())
+    figures = bench_generate.measure(asked, Progress(), BenchModels())
     assert (figures["options"]["temperature"], figures["options"]["top_p"]) == (0.8, 0.9)
     assert figures["decode_tokens"] == 12
     config = bench_generate.sampling(asked)

@@ -36,7 +36,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Echo:
     ],
 )
 def test_messages_name_options_as_they_are_typed(text: str, shown: str) -> None:
-    given = cli._parser().parse_args([*GENERATE, "--prompt", "a"])
+    given = cli.make_parser().parse_args([*GENERATE, "--prompt", "a"])
     assert cli.as_flags(text, given) == shown
 
 
@@ -86,7 +86,7 @@ def test_a_byte_order_mark_is_no_part_of_the_text(
 
 
 def test_options_that_are_numbers_with_a_point() -> None:
-    given = cli._parser().parse_args(
+    given = cli.make_parser().parse_args(
         [*GENERATE, "--rejection-sample-method", "synthetic", "--synthetic-acceptance-rate", "0.5"]
     )
     assert cli.chosen_options(given)["synthetic_acceptance_rate"] == 0.5

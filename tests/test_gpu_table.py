@@ -27,7 +27,7 @@ def test_every_row_of_the_table_is_a_command(gpu_table: ModuleType) -> None:
         if first.endswith(".py"):
             asked = script(first.removesuffix(".py")).parser().parse_args(rest)
         else:
-            asked = cli._parser().parse_args(["bench", first, *rest])
+            asked = cli.make_parser().parse_args(["bench", first, *rest])
         for name in (getattr(asked, role, "none") for role in ("target", "draft")):
             if isinstance(name, str) and name != "none":
                 assert name in PRESETS
@@ -39,7 +39,7 @@ def test_the_table_keeps_what_was_measured(
 ) -> None:
     file, ran = tmp_path / "results" / "gpu.json", list[str]()
 
-    def measure(command: str) -> dict[str, Any]:
+    def measure(self: Any, command: str) -> dict[str, Any]:
         ran.append(command)
         return {"link_utilization": 0.985, "launch_ms": 2.0, "round_ms": 5.0} if len(ran) != 2 else {"error": "odd"}
 
@@ -48,7 +48,7 @@ def test_the_table_keeps_what_was_measured(
         gpu_table.main()
         return capsys.readouterr().out.partition("| row |")[2]
 
-    monkeypatch.setattr(gpu_table, "measure", measure)
+    monkeypatch.setattr(gpu_table.Runner, "measure", measure)
     shown = table("--rows", "a-1x32K,a-8x16K,e")
     assert len(ran) == 2  # e has the run of a-1x32K
     assert "| a-1x32K | link_utilization | 0.985 | >= 0.98 | yes |" in shown
@@ -71,5 +71,16 @@ def test_a_script_is_a_command_too(
     (tmp_path / "fine.py").write_text("import sys; open(sys.argv[-1], 'w').write('{\"x\": 1}')")
     (tmp_path / "bad.py").write_text("raise SystemExit('no device')")
     monkeypatch.setattr(gpu_table, "FOLDER", tmp_path)
-    assert gpu_table.measure("fine.py --context 5") == {"x": 1}
-    assert gpu_table.measure("bad.py") == {"error": "no device"}
+    assert gpu_table.Runner().measure("fine.py --context 5") == {"x": 1}
+    assert gpu_table.Runner().measure("bad.py") == {"error": "no device"}
+
+
+def test_commands_of_a_target_alone_run_in_this_process(gpu_table: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_table, "in_own_process", lambda command: {"apart": command})
+    runner = gpu_table.Runner()
+    shape = "--target tiny --dtype float32 --context 128 --chunk-tokens 16"
+    assert runner.measure(f"round {shape} --rounds 2")["streamed_bytes_per_round"] > 0
+    assert runner.measure(f"generate {shape} --draft none --new-tokens 9 --skip-prefill")["decode_rounds"] == 5
+    assert runner.measure(f"round {shape} --queries 1000")["error"].startswith("UsageError: --queries 1000: at most")
+    for more in ("--draft tiny", "--draft none --memory-cap 1GiB"):
+        assert runner.measure(f"generate {shape} {more}") == {"apart": f"generate {shape} {more}"}
