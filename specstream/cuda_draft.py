@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
-import torch
 from torch import Tensor
 
 from specstream.attention import Attention, Rows
@@ -15,6 +15,7 @@ from specstream.graph import PartitionedModel
 from specstream.kernel_attention import KernelAttention
 from specstream.kv import ChunkLayout, DeviceStore, SequenceKV
 from specstream.prompt_attention import PromptAttention
+from specstream.recurring import Recurring
 from specstream.round_spec import SeatSpec
 from specstream.round_tables import TableSizes
 
@@ -50,15 +51,6 @@ class BlockWindow:
         return SeatSpec(seat, self.sink_blocks, max(1, self.ring_blocks), dropped, 0, first, last + 1 - first)
 
 
-@dataclass
-class CapturedStep:
-    """A graph of all pieces and attentions of the draft."""
-
-    graph: torch.cuda.CUDAGraph
-    logits: Tensor
-    """[1, rows, vocab], written by every replay."""
-
-
 class CudaDrafter(Drafter):
     """Computes on the current stream; steps of few rows are captured the second time they occur."""
 
@@ -69,8 +61,7 @@ class CudaDrafter(Drafter):
         self.store = DeviceStore(layout, self.blocks.blocks * max_seats, 1, 1, model.spec.device)
         self.choice = KernelChoice(self.store, model.spec, self.blocks.blocks, PromptAttention(self.store))
         self._places: dict[int, SequenceKV] = {}
-        self._steps: dict[TableSizes, CapturedStep | None] = {}
-        """None: it has run once, which has compiled its kernels."""
+        self._steps: dict[TableSizes, Recurring[Tensor]] = {}
 
     @staticmethod
     def bytes_per_seat(model: PartitionedModel, window: DraftWindow) -> int:
@@ -135,22 +126,12 @@ class CudaDrafter(Drafter):
         if kernels is None:
             return self._run(self.choice.for_prompts, batch, rows)
         sizes = kernels.tables.sizes
-        step = self._steps.get(sizes)
-        if step is None and sizes in self._steps:
-            step = self._steps[sizes] = self._capture(kernels, batch, rows)
-        self._steps.setdefault(sizes, None)
-        if step is None:
-            return self._run(kernels, batch, rows)
-        step.graph.replay()
-        return step.logits
+        if sizes not in self._steps:
+            self._steps[sizes] = Recurring(partial(self._run_kernels, kernels), self.store.device)
+        return self._steps[sizes]()
 
-    def _capture(self, attention: KernelAttention, batch: RoundBatch, rows: Rows) -> CapturedStep:
-        stream = torch.cuda.current_stream(self.store.device)
-        stream.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-            logits = self._run(attention, batch, rows)
-        return CapturedStep(graph, logits)
+    def _run_kernels(self, attention: KernelAttention) -> Tensor:
+        return self.forward(attention, attention.tables.inputs, {})
 
     def _run(self, attention: Attention, batch: RoundBatch, rows: Rows) -> Tensor:
         return self.forward(attention, attention.inputs(batch), rows)

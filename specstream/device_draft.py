@@ -74,7 +74,7 @@ class DeviceDraft:
             found["accepted"], found["produced"], lengths, given["computed"], given["most_length"]
         )
         self._window = Window(drafter.store.layout.chunk_tokens, blocks.sink_blocks, blocks.ring_blocks, blocks.window)
-        self._steps: dict[Kind, Recurring] = {}
+        self._steps: dict[Kind, Recurring[None]] = {}
         self._computed: dict[int, int] = {}
         """The seats that are drafted for in this round; and how many candidates of each had been computed before it."""
 

@@ -4,33 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 import torch
 
+Result = TypeVar("Result")
+
 
 @dataclass
-class Recurring:
+class Recurring(Generic[Result]):
     """Runs `work` the first time, which compiles its kernels; then captures it, and replays that. Not so on the CPU."""
 
-    work: Callable[[], None]
+    work: Callable[[], Result]
     device: torch.device
     _compiled: bool = field(default=False, init=False)
     _graph: torch.cuda.CUDAGraph | None = field(default=None, init=False)
+    _results: list[Result] = field(default_factory=list, init=False)
+    """What the captured work has returned: tensors that every replay writes anew."""
 
-    def __call__(self) -> None:
+    def __call__(self) -> Result:
         """On the current stream."""
         if self._graph is None and self._compiled:
             self._graph = self._captured()
         if self._graph is not None:
             self._graph.replay()
-            return
-        self.work()
+            return self._results[0]
+        result = self.work()
         self._compiled = self.device.type == "cuda"
+        return result
 
     def _captured(self) -> torch.cuda.CUDAGraph:
         stream = torch.cuda.current_stream(self.device)
         stream.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-            self.work()
+            result = self.work()
+        self._results = [result]
         return graph

@@ -47,7 +47,6 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_draft, "BLOCK_TOKENS", 8)
     for module in (cuda_draft, draft):
         monkeypatch.setattr(module, "FEED_TOKENS", 8)
-    monkeypatch.setattr(CudaDrafter, "_capture", lambda *_: None)
 
 
 @cache

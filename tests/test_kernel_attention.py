@@ -87,7 +87,6 @@ def test_the_drafter_of_a_device_proposes_what_the_cpus_does(
 
     monkeypatch.setattr(cuda_draft, "BLOCK_TOKENS", 8)
     monkeypatch.setattr(cuda_draft, "FEED_TOKENS", 8)
-    monkeypatch.setattr(cuda_draft.CudaDrafter, "_capture", lambda *_: None)
     graph = captured(engine_target("qwen3"))
     spans = DraftWindow(64, window, 4)
     host = Drafter(graph, spans, graph.spec.vocab_size, 2)
