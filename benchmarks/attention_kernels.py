@@ -24,6 +24,7 @@ import torch
 import triton
 from triton.runtime.errors import OutOfResources
 
+from specstream.bench_machine import device_copy_bandwidth
 from specstream.kernels.attention import AttentionState
 from specstream.kernels.tiling import MAX_SPLITS, Tiling, choose_tiling
 from specstream.kernels.triton_attend import OwnRows, Seats, attend
@@ -134,17 +135,6 @@ def replayed(run: Callable[[], None], repeats: int = 20) -> float:
     return statistics.median(times)
 
 
-def copy_bandwidth() -> float:
-    """Bytes read and written a second by a copy on the device."""
-    source = torch.zeros(1 << 30, dtype=torch.int8, device="cuda")
-    target = torch.empty_like(source)
-
-    def run() -> None:
-        target.copy_(source)
-
-    return 2 * source.nbytes / replayed(run) * 1e6
-
-
 def measure(layers: Layers, tiling: Tiling, bandwidth: float) -> dict[str, Any]:
     """One row of the table."""
     shape = layers.shape
@@ -205,7 +195,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main() -> None:
     arguments = parser().parse_args()
-    bandwidth = copy_bandwidth()
+    bandwidth = device_copy_bandwidth(torch.device("cuda"))
     name = torch.cuda.get_device_name()
     print(f"{name}, torch {torch.__version__}, triton {triton.__version__}, copy {bandwidth / 1e12:.2f} TB/s")
     header = f"{'':<26} {'us':>8} {'attend':>8} {'TB/s':>6} {'of copy':>8}  tiling"

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
+from specstream.bench_machine import device_copy_bandwidth
 from specstream.kernels import triton_linear
 from specstream.kernels.triton_linear import LinearTiling, choose_linear_tiling, few_row_linears
 
@@ -55,13 +56,6 @@ def microseconds(calls: list[Callable[[], object]], repeats: int = 5) -> float:
     return min(times)
 
 
-def copy_bandwidth() -> float:
-    """Bytes read and written a second by a copy on the device."""
-    source = torch.zeros(1 << 30, dtype=torch.int8, device="cuda")
-    target = torch.empty_like(source)
-    return 2 * source.nbytes / microseconds([lambda: target.copy_(source)] * 3) * 1e6
-
-
 def tilings(rows: int) -> Iterator[LinearTiling]:
     """Some that a device may take."""
     block_rows = choose_linear_tiling(rows, 1, 64, 2).block_rows
@@ -87,7 +81,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 16, 32, 64])
     parser.add_argument("--sweep", action="store_true", help="also try other tilings")
     arguments = parser.parse_args()
-    bandwidth = copy_bandwidth()
+    bandwidth = device_copy_bandwidth(torch.device("cuda"))
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, copy {bandwidth / 1e12:.2f} TB/s")
     print(f"{'':<14} {'rows':>4} {'floor us':>9} {'ours':>7} {'torch':>7}")
     for name, (inputs, outputs) in SHAPES.items():

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from specstream.bench_machine import device_copy_bandwidth
 from specstream.capture import capture
 from specstream.compiler import model_passes
 from specstream.graph import AttentionSite, PartitionedModel
@@ -93,13 +94,6 @@ def measure(partitioned: PartitionedModel, rows: int) -> dict[str, float]:
     return {"device": least(graph.replay), "host": min(host)}
 
 
-def bytes_per_millisecond() -> float:
-    """At which the device reads while it copies, reads and writes counted."""
-    source = torch.empty(4 << 30, dtype=torch.uint8, device="cuda")
-    destination = torch.empty_like(source)
-    return 2 * source.nbytes / least(lambda: destination.copy_(source))
-
-
 def setting(text: str) -> tuple[str, Any]:
     name, _, value = text.partition("=")
     return name, json.loads(value)
@@ -129,7 +123,7 @@ def run(
         "seconds_to_build_and_capture": captured - started,
         "seconds_to_compile": time.perf_counter() - captured,
         "weight_bytes_without_embedding": read,
-        "floor_ms": read / bytes_per_millisecond(),
+        "floor_ms": read / device_copy_bandwidth(torch.device("cuda")) * 1e3,
         "rows": {},
     }
     for rows in all_rows:
