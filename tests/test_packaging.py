@@ -38,7 +38,7 @@ def run(*command: str, cwd: Path, **environment: str) -> str:
 def project_files(root: Path) -> list[str]:
     """What is tracked or about to be, relative to the top."""
     if not (root / ".git").exists():
-        pytest.skip("not a git checkout")
+        pytest.skip("not a git checkout: which of the files here are the project's own is known to git alone")
     listed = run("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", cwd=root).split("\0")
     return sorted(name for name in listed if name and (root / name).is_file())
 
