@@ -45,6 +45,12 @@ test: setup  ## run the tests, but for those marked long
 test-long: setup  ## run the tests marked long
 	$(PY) -m pytest -q -m long $(ARGS)
 
+# Some fill the device, or look at how much memory the machine has left.
+ALONE := tests/gpu/test_memory.py tests/gpu/test_endings.py
+test-gpu: setup  ## run the tests that need a CUDA device, which nothing else may use
+	$(PY) -m pytest -q -n 12 tests/gpu $(addprefix --ignore ,$(ALONE)) $(ARGS)
+	$(PY) -m pytest -q $(ALONE) $(ARGS)
+
 # A few shapes of the kernels' tests on a CUDA device: those that capture no graph with each tensor in memory of its own,
 # so that reads and writes beyond its end show; those that do (an allocation may not be captured) in torch's pool.
 SANITIZER ?= compute-sanitizer

@@ -34,7 +34,7 @@ WARMUP, ROUNDS = 5, 30
 
 def engine_rounds(engine: Engine, context: int) -> float:
     """The median milliseconds of a round with one query."""
-    steady = SteadyRounds(engine, 1, context - 2, queries=1, commit_every=0)
+    steady = SteadyRounds(engine, 1, context - 3, queries=1, commit_every=0)
     return statistics.median([steady.run().ms for _ in range(WARMUP + ROUNDS)][WARMUP:])
 
 

@@ -94,9 +94,9 @@ def measure(given: argparse.Namespace, progress: Progress, models: BenchModels) 
 
 
 def history_tokens(given: argparse.Namespace, warmup: int, chunk_tokens: int) -> int:
-    """Tokens of each request before the first round, so that the last round just reaches the context's end."""
+    """Tokens of each request before the first round, so that the last round all but reaches the context's end."""
     commits = (warmup + given.rounds) // given.commit_every if given.commit_every else 0
-    history: int = given.context - given.queries - 1 - commits * chunk_tokens
+    history: int = given.context - given.queries - 2 - commits * chunk_tokens
     if history < 1:
         commit = f" and {commits} commits of {chunk_tokens} tokens" if commits else ""
         raise UsageError(f"--context {given.context} leaves no history before {given.queries} queries{commit}")

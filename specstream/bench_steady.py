@@ -6,14 +6,11 @@ import time
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from specstream.bench_history import place_history
 from specstream.engine import Engine
-from specstream.scheduler import RequestRows
 from specstream.sequence import Sequence
 from specstream.speculate import Candidates
-from specstream.speculator import Speculator
 
 
 @dataclass(frozen=True)
@@ -31,26 +28,14 @@ class Round:
     """Of the host, until it first waits for the device; None if the executor does not say."""
 
 
-class GreedyOnDevice(Speculator):
-    """Greedy acceptance of equally many candidates a seat, decided on the device and read back once a round."""
-
-    def accept(self, rows: list[RequestRows], logits: Tensor) -> None:
-        chosen = logits.argmax(-1).view(len(rows), -1)
-        proposed = torch.tensor([row.candidates.tokens for row in rows], dtype=torch.int64, device=chosen.device)
-        accepted = (chosen[:, :-1] == proposed.view(len(rows), -1)).cumprod(1).sum(1, keepdim=True)
-        for row, (count, *tokens) in zip(rows, torch.cat([accepted, chosen], 1).tolist(), strict=True):
-            row.accepted, row.produced = count, tokens[: count + 1]
-
-    def judge(self, row: RequestRows) -> None:
-        """Never turns speculation off."""
-
-
 class SteadyRounds:
-    """Runs one round after the other on requests whose histories do not grow of their own accord."""
+    """Runs one round after the other on requests whose histories do not grow of their own accord.
+
+    Up to the end of the context there must be room for a round's tokens and one more: a request that reaches it ends.
+    """
 
     def __init__(self, engine: Engine, batch: int, history: int, queries: int, commit_every: int) -> None:
         self.engine, self.queries, self.commit_every = engine, queries, commit_every
-        engine._speculator = GreedyOnDevice(engine._speculator.speculation, None)
         room = engine.memory.max_model_len - history
         self.sequences = [place_history(engine, history, max_new_tokens=room, seed=seat) for seat in range(batch)]
         self._random = torch.Generator().manual_seed(0)
@@ -86,6 +71,7 @@ class SteadyRounds:
         """Gives the request random candidates; returns its length before they are verified."""
         ids = torch.randint(self.engine.vocab_size, (self.queries - 1,), generator=self._random)
         sequence.candidates = Candidates(ids.tolist())
+        sequence.useless_rounds = 0  # nearly all are refused, which is no reason to verify none
         assert sequence.kv is not None
         return sequence.kv.length
 

@@ -46,14 +46,14 @@ class Speculator:
             Whether `accept` and `draft` will not wait for the device.
         """
         self._on_device = self.kernels is not None and self.kernels.prepare([row for row in rows if row.logits])
-        return self._on_device and self.kernels is not None and self.kernels.drafter is not None
+        return self._on_device and not self._drafts_on_host
 
     def accept(self, rows: list[RequestRows], logits: Tensor) -> None:
         """Decides what each request produced, from logits [R, vocab]; what goes wrong for one is noted in its row."""
         if self._on_device:
             assert self.kernels is not None
             self.kernels.accept(logits)
-            if self.kernels.drafter is None:  # what drafts must know what was accepted
+            if self._drafts_on_host:  # the drafter must know what was accepted
                 self.settle()
             return
         at = 0
@@ -157,6 +157,11 @@ class Speculator:
             self.kernels.forget()
             if sequence.candidates.probabilities:  # a round that failed may have overwritten them
                 sequence.candidates = Candidates()
+
+    @property
+    def _drafts_on_host(self) -> bool:
+        """Whether there is a drafter that the kernels cannot run."""
+        return self.drafter is not None and (self.kernels is None or self.kernels.drafter is None)
 
     def _has_room(self, row: RequestRows, step: int) -> bool:
         """Whether the request goes on and has a place for candidate `step`, in its limit and the draft's positions."""

@@ -161,7 +161,10 @@ def expected_tokens(dtype: torch.dtype) -> list[list[int]]:
 
 @dataclass
 class Strike:
-    """Raises an error in every n-th of the calls that it is shown."""
+    """Raises an error after so many calls that it is shown, then after one more, and so on.
+
+    So what is tried again gets through some time, however many calls it makes.
+    """
 
     error: type[BaseException]
     every: int
@@ -174,6 +177,7 @@ class Strike:
         if self.only_captured and not torch.cuda.is_current_stream_capturing():
             return
         self.calls += 1
-        if self.calls % self.every == 0:
+        if self.calls == self.every:
+            self.calls, self.every = 0, self.every + 1
             self.strikes += 1
             raise self.error("struck")

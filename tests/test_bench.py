@@ -60,7 +60,7 @@ def test_figures_of_rounds_fit_together(tmp_path: Path, capsys: pytest.CaptureFi
     assert [one["changed"] or one["planned"] for one in figures["rounds"]] == [False] * 5
     times = sorted(one["ms"] for one in figures["rounds"])
     assert [figures[name] for name in ("round_ms_min", "round_ms", "round_ms_max")] == [times[0], times[2], times[4]]
-    assert figures["options"]["history"] == 252
+    assert figures["options"]["history"] == 251
     chunk_bytes = 3 * 2 * 2 * 16 * 8 * 4  # layers, K and V, KV heads, tokens, head_dim, bytes
     assert {one["streamed_bytes"] for one in figures["rounds"]} == {2 * 15 * chunk_bytes}
     streamed, link = figures["streamed_bytes_per_round"], figures["link_bytes_per_second"]
@@ -85,7 +85,7 @@ def test_commits_change_the_chunk_list() -> None:
     asked = given("round", *shared(256, "--resident", "0.5", "--commit-every", "3", "--rounds", "6"))
     figures = bench_round.measure(asked, Progress(), BenchModels())
     assert figures["options"]["warmup"] == 7
-    assert figures["options"]["history"] == 256 - 6 - 4 * 16
+    assert figures["options"]["history"] == 256 - 7 - 4 * 16
     # After a commit a round writes the chunk out, and from the next one on it streams.
     assert [one["changed"] for one in figures["rounds"]] == [True, False, True, True, False, True]
     grown = [one["streamed_bytes"] for one in figures["rounds"]]

@@ -9,12 +9,9 @@ import torch
 from torch import Tensor
 
 from specstream.bench_history import place_history
-from specstream.bench_steady import GreedyOnDevice
 from specstream.engine import Engine
 from specstream.errors import OutOfBudget
 from specstream.kv import SequenceKV
-from specstream.scheduler import RequestRows
-from specstream.speculate import Candidates, Speculation, accept_greedy
 from tests.helpers import make_engine, model, prompt
 
 TOKENS = 4
@@ -109,19 +106,3 @@ def test_a_history_that_finds_no_seat_is_refused_and_leaves_nothing() -> None:
         with pytest.raises(OutOfBudget, match="no seat"):
             place_history(engine, 20, max_new_tokens=4)
         assert len(engine._unfinished()) == 1
-
-
-def test_acceptance_on_the_device_is_the_greedy_rule() -> None:
-    logits = torch.randn(12, 5)
-    best = logits.argmax(-1).tolist()
-    proposed = [best[0:3], [best[4], (best[5] + 1) % 5, best[6]], [(best[8] + 1) % 5, *best[9:11]]]
-    with engine_of("1MiB", max_num_seqs=3) as engine:
-        rows = []
-        for seat, candidates in enumerate(proposed):
-            sequence = place_history(engine, 20, max_new_tokens=8, seed=seat)
-            assert sequence.kv is not None
-            rows.append(RequestRows(sequence, sequence.kv, [0, *candidates], False, Candidates(candidates), 4))
-        GreedyOnDevice(Speculation("standard", "greedy"), None).accept(rows, logits)
-    for seat, row in enumerate(rows):
-        assert (row.accepted, row.produced) == accept_greedy(logits[4 * seat : 4 * seat + 4], proposed[seat])
-    assert [row.accepted for row in rows] == [3, 1, 0]

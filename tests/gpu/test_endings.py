@@ -109,8 +109,8 @@ def test_ctrl_c_that_nobody_catches_ends_the_process(root: Path) -> None:
         time.sleep(0.3)
         assert interrupted(process) == ""  # the end of its output
         _, shown = process.communicate(timeout=30)
-        assert process.returncode in (-signal.SIGINT, 128 + signal.SIGINT)
         assert shown.rstrip().endswith("KeyboardInterrupt")
+        assert process.returncode in (-signal.SIGINT, 128 + signal.SIGINT), shown
 
 
 def test_what_a_killed_process_had_pinned_is_free_again(root: Path) -> None:

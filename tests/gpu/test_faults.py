@@ -42,7 +42,7 @@ def test_what_fails_in_a_round_can_be_tried_again(
     """Every so many calls one raises, wherever in a round that is; `step` raises it, and is called again."""
     expected = expected_tokens(dtype)
     with cuda_engine(dtype, drafts=True) as engine:
-        # More than a round has; replayed ones run no pieces, so that there are few.
+        # About as many as a round has; replayed ones run no pieces, so that there are few.
         for every in (17, 23) if owner is Piece and dtype == torch.float32 else (41, 67):
             strike = Strike(error, every)
             with monkeypatch.context() as patch:
