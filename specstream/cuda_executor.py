@@ -49,7 +49,8 @@ class CapturedRound:
     graph: torch.cuda.CUDAGraph
     logits: Tensor
     """[1, rows, vocab], written by every replay."""
-    logits_ready: torch.cuda.Event
+    logits_ready: torch.cuda.Event | None
+    """None if that is at its end: without fetches it is kernels in one line, which are the quickest to launch."""
     fetches: dict[str, Any]
     """The copies' nodes by task name."""
     sources: Sources
@@ -160,7 +161,7 @@ class CudaExecutor:
         self._streams[Lane.LINK].wait_event(done)
         if stored is not None:
             target.wait_event(stored)  # of the next round: it may write where the copy has read
-        return captured.logits, captured.logits_ready, None
+        return captured.logits, captured.logits_ready or done, None
 
     def _interpret(self, plan: Plan, spec: RoundSpec, batch: RoundBatch) -> tuple[Tensor | None, torch.cuda.Event]:
         """Launches every step of the plan on its lane's stream."""
@@ -196,7 +197,7 @@ class CudaExecutor:
         target, link = self._capturing[Lane.TARGET], self._capturing[Lane.LINK]
         graph = torch.cuda.CUDAGraph(keep_graph=True)
         fetches: dict[str, Any] = {}
-        ready = new_gate()
+        ready = new_gate() if plan.by_kind[TaskKind.FETCH] else None
         self._values = self._attention.inputs(batch)  # buffers that stay where they are
         # All graphs share their memory: rounds run one after the other, and only their logits outlast them.
         pool = next((kept.graph.pool() for kept in self._graphs.values()), None)
@@ -213,7 +214,9 @@ class CudaExecutor:
         graph.instantiate()
         return CapturedRound(graph, self._values[self.model.output], ready, fetches, self._sources(spec))
 
-    def _capture_steps(self, plan: Plan, spec: RoundSpec, fetches: dict[str, Any], ready: torch.cuda.Event) -> None:
+    def _capture_steps(
+        self, plan: Plan, spec: RoundSpec, fetches: dict[str, Any], ready: torch.cuda.Event | None
+    ) -> None:
         events: dict[str, torch.cuda.Event] = {}
         for step in plan.steps:
             task = plan.by_name.get(step.name)
@@ -225,7 +228,7 @@ class CudaExecutor:
                     self._work(task, spec, stream)
                 if task.kind is TaskKind.FETCH:
                     fetches[task.name] = latest_node(stream)
-                if task.kind is TaskKind.PIECE and task.layer == len(self.model.sites):
+                if ready is not None and task.kind is TaskKind.PIECE and task.layer == len(self.model.sites):
                     ready.record(stream)
             elif step.op is StepOp.RECORD:
                 events[step.name] = record(stream)

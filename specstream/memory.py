@@ -19,8 +19,8 @@ OWN_DEVICE_CHUNK = 64
 """Tokens: as many as the kernels attend to at a time, so that they look a chunk up once."""
 OWN_DEVICE_SLOTS = 4
 """The fetches in flight last as long as the host needs between two rounds."""
-GROUP_BYTES = 64 << 20
-"""Of copies to a device of its own: few enough of them that a round is quick to launch."""
+LEAST_GROUP_BYTES, MOST_GROUP_BYTES = 64 << 20, 256 << 20
+"""Of copies to a device of its own: half of a long request's layer within these, so that a round is quick to launch."""
 MIN_AUTO_CHUNK, MAX_AUTO_CHUNK = 16, 512
 """Tokens."""
 HOST_SHARE = 0.8
@@ -235,7 +235,8 @@ def _auto_group(layout: ChunkLayout, request_chunks: int, requests: int, own_dev
     if not own_device:
         return -(-request_chunks // MAX_GROUPS)
     together = -(-request_chunks * requests // max(MAX_GROUPS, requests))
-    return min(request_chunks, max(together, GROUP_BYTES // layout.block_bytes))
+    half = request_chunks * layout.block_bytes // 2
+    return min(request_chunks, max(together, min(max(LEAST_GROUP_BYTES, half), MOST_GROUP_BYTES) // layout.block_bytes))
 
 
 def _own_device_slots(num_layers: int) -> int:

@@ -29,6 +29,16 @@ class PromptAttention(LayerAttention):
     own: tuple[Tensor, Tensor] | None = None
     """K and V of the layer's rows, [kv_heads, N, head_dim], from `append` to `local`."""
 
+    def __post_init__(self) -> None:
+        """Compiles the kernels that merge, which the first long prompt would else wait for."""
+        layout = self.store.layout
+        if self.store.device.type == "cuda":
+            few = torch.zeros(layout.num_kv_heads, 16, layout.head_dim, dtype=layout.dtype, device=self.store.device)
+            self.states[0] = flash_attention(few, few, few, 1.0, causal=True)
+            for _ in range(2):  # into the flash kernel's state, then into one that accumulates
+                self._merge(0, few, few, few, 1.0)
+            self.states.clear()
+
     def inputs(self, batch: RoundBatch) -> dict[str, Tensor]:
         """The batch's own, copied without waiting for the round before."""
         device = self.store.device
@@ -55,14 +65,14 @@ class PromptAttention(LayerAttention):
             if past:
                 count = kv.length - spec.streamed * tokens
                 keys, values = join_chunks(chunk_views(self.store, layer, spec, kv, past))
-                self._merge(seat, ours, keys[:, :count], values[:, :count], attention)
+                self._merge(seat, ours, keys[:, :count], values[:, :count], attention.scale)
 
     def attend(
         self, slot: int, group: int, run: ChunkRun, query: Tensor, attention: AttentionSpec, rows: SeatRows
     ) -> None:
         """Attends to the chunks of a run, which are in a ring slot, and merges."""
         kv = self.store.ring[slot, : run.count]
-        self._merge(run.seat, query[0, :, rows.start : rows.stop], *join_chunks([kv]), attention)
+        self._merge(run.seat, query[0, :, rows.start : rows.stop], *join_chunks([kv]), attention.scale)
         if self.store.debug:
             kv.fill_(float("nan"))
 
@@ -77,9 +87,9 @@ class PromptAttention(LayerAttention):
         super().forget()
         self.own = None
 
-    def _merge(self, seat: int, query: Tensor, key: Tensor, value: Tensor, attention: AttentionSpec) -> None:
+    def _merge(self, seat: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> None:
         """Attends to keys that all rows of the seat see, and merges into its state."""
-        part = flash_attention(query, key, value, attention.scale, causal=False)
+        part = flash_attention(query, key, value, scale, causal=False)
         state, dtype = self.states[seat], accumulation_dtype(query.dtype)
         if state.out.dtype is dtype:
             merged = state

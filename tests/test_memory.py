@@ -80,6 +80,19 @@ def test_the_ring_of_a_device_of_its_own_is_as_long_as_divides_the_layers(layers
     assert plan_memory(replace(options, staging_slots=5), deep, **sizes).staging_slots == 5
 
 
+@pytest.mark.parametrize(
+    ("tokens", "requests", "group"),
+    [(16_384, 8, 64), (32_768, 1, 32), (65_536, 1, 64), (131_072, 1, 128), (262_144, 1, 128), (131_072, 16, 256)],
+)
+def test_a_layer_has_few_groups_on_a_device_of_its_own(tokens: int, requests: int, group: int) -> None:
+    """Qwen3-8B's shape: groups of 64 to 256 MiB, and at most 16 a layer, or one a request."""
+    attention = AttentionSpec(0, "a", 32, 8, 128, 1.0)
+    model = ModelSpec("8b", 96, torch.bfloat16, torch.device("cpu"), 1 << 20, (attention,) * 36)
+    options = Options(max_model_len=tokens, max_num_seqs=requests)
+    sizes = {"weights": 0, "free_host": 1024 * GIB, "free_device": 128 * GIB}
+    assert plan_memory(options, model, **sizes).chunks_per_group == group
+
+
 def test_resident_chunks() -> None:
     result = plan(gpu_kv_budget=4 * 1024 + 10 * 3072, max_num_seqs=2)
     assert result.num_blocks == 10
