@@ -67,6 +67,9 @@ ROWS = {
         f"{GENERATE} --draft none --context {32 * K} --new-tokens 128 --skip-prefill", "link_utilization", at_least=0.96
     ),
     "e-1x32K": Row(bench_round(32 * K), "launch_ms", at_most=1.0),
+    "e-8x16K": Row(bench_round(16 * K, 8), "launch_ms", at_most=1.0),
+    "e-4x8K": Row(bench_round(8 * K, 4), "launch_ms", at_most=1.0),
+    "e-1x128K": Row(bench_round(128 * K), "launch_ms", at_most=1.0),
     "f-1x32K": Row(bench_round(32 * K, more="--commit-every 4"), "slowest_changed_over_median", at_most=1.05),
     "g-graph": Row(RESIDENT, "over_graph", at_most=1.03),
     "g-weights": Row(RESIDENT, "over_weights", at_most=1.43),

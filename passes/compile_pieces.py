@@ -29,6 +29,7 @@ Compiled = Callable[..., Sequence[Tensor]]
 TYPICAL_ROWS = 40
 """Rows that Inductor chooses kernels for where their number is open."""
 SETTINGS: dict[str, Any] = {
+    "deterministic": True,  # of reductions of a few rows, which take two microseconds, timing would choose by noise
     "triton.cudagraphs": False,  # the executor captures all pieces in one graph
     "size_asserts": True,  # inputs of other strides are an error, not wrong numbers
 }

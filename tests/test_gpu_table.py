@@ -49,8 +49,8 @@ def test_the_table_keeps_what_was_measured(
         return capsys.readouterr().out.partition("| row |")[2]
 
     monkeypatch.setattr(gpu_table.Runner, "measure", measure)
-    shown = table("--rows", "a-1x32K,a-8x16K,e")
-    assert len(ran) == 2  # e has the run of a-1x32K
+    shown = table("--rows", "a-1x32K,a-8x16K,e-1x32K")
+    assert len(ran) == 2  # e-1x32K has the run of a-1x32K
     assert "| a-1x32K | link_utilization | 0.985 | >= 0.98 | yes |" in shown
     assert "| a-8x16K | link_utilization | failed: odd | >= 0.99 |  |" in shown
     assert "| e-1x32K | launch_ms | 2 | <= 1 | no |" in shown
