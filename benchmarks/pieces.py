@@ -5,8 +5,8 @@
 Needs a CUDA device. The pieces are those of a random model of Qwen3-8B's shape in bfloat16; in place of an attention
 its queries are copied. A pass over all pieces is one CUDA graph; a figure is the least of several replays. The floor is
 the time that reading all weights but the embedding table takes at the rate at which the device copies. `compiled` is
-what Inductor makes of the pieces by itself, `grouped` with linear maps of one input as one call, as the engine runs
-them; `--fixed` also measures code for each number of rows apart.
+what Inductor makes of the pieces by itself, `grouped` with linear maps of one input as one call, `fused` with SwiGLU
+as one, too, as the engine runs them; `--fixed` also measures code for each number of rows apart.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from specstream.graph import AttentionSite, PartitionedModel
 from specstream.models.presets import PRESETS, dummy_model, preset_config
 from specstream.ops import token_major
 from specstream.passes.compile_pieces import CompilePieces
+from specstream.passes.fuse_swiglu import FuseSwiglu
 from specstream.passes.group_linears import GroupLinears
 from specstream.pipeline import PassRunner
 from specstream.probe import run_pieces
@@ -112,6 +113,7 @@ def run(
         "interpreted": plain,
         "compiled": PassRunner("pieces").run((compile_pieces,), plain),
         "grouped": PassRunner("pieces").run((GroupLinears(), compile_pieces), plain),
+        "fused": PassRunner("pieces").run((FuseSwiglu(), GroupLinears(), compile_pieces), plain),
     }
     embedding = model.get_parameter("model.embed_tokens.weight")  # only the rows of the tokens are read
     read = plain.weight_bytes - embedding.nbytes
@@ -130,7 +132,7 @@ def run(
         figures = {name: measure(pieces, rows) for name, pieces in variants.items()}
         if fixed:
             step = CompilePieces(rows=rows, logit_rows=min(rows, LOGIT_ROWS), settings=settings)
-            figures["fixed"] = measure(PassRunner("pieces").run((GroupLinears(), step), plain), rows)
+            figures["fixed"] = measure(PassRunner("pieces").run((FuseSwiglu(), GroupLinears(), step), plain), rows)
         result["rows"][rows] = figures
     return result
 

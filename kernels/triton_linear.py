@@ -38,7 +38,7 @@ class LinearTiling:
     block_rows: int
     """All rows, a power of two from 16 on."""
     block_out: int
-    """Outputs of a program, a power of two."""
+    """Outputs of a program, of all weights that it reads, a power of two."""
     block_in: int
     """Inputs of one step, a power of two from 16 on."""
     num_stages: int
@@ -51,14 +51,15 @@ def choose_linear_tiling(
     itemsize: int,
     shared_bytes: int = LEAST_SHARED_BYTES,
     processors: int = 132,
+    least_out: int = 8,
 ) -> LinearTiling:
     """The tiling for `outputs` outputs, of all weights together, on a device of so many multiprocessors.
 
-    Programs are about as many as multiprocessors or more, and as much is in flight as lets all of them, up to three a
-    multiprocessor, run at a time.
+    Programs, of `least_out` outputs or more, are about as many as multiprocessors or more, and as much is in flight as
+    lets all of them, up to three a multiprocessor, run at a time.
     """
     block_rows = max(16, triton.next_power_of_2(rows))
-    block_out = max(8, min(64, 1 << (max(outputs * 33 // 32 // processors, 1).bit_length() - 1)))
+    block_out = max(least_out, min(64, 1 << (max(outputs * 33 // 32 // processors, 1).bit_length() - 1)))
     block_in = min(512, 16384 // itemsize // max(block_out, block_rows))
     while block_in > 64 and inputs % block_in:
         block_in //= 2
@@ -93,7 +94,7 @@ def few_row_linears(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tenso
 
 
 @cache
-def _device(device: torch.device) -> tuple[int, int]:
+def multiprocessors(device: torch.device) -> tuple[int, int]:
     """Bytes of shared memory of a multiprocessor that programs can have, and how many multiprocessors there are."""
     if device.type != "cuda":
         return LEAST_SHARED_BYTES, 132
@@ -104,7 +105,7 @@ def _device(device: torch.device) -> tuple[int, int]:
 def _launch(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> list[Tensor]:
     rows, inputs = x.shape
     outs = [torch.empty(rows, len(weight), dtype=x.dtype, device=x.device) for weight in weights]
-    tiling = choose_linear_tiling(rows, sum(map(len, weights)), inputs, x.element_size(), *_device(x.device))
+    tiling = choose_linear_tiling(rows, sum(map(len, weights)), inputs, x.element_size(), *multiprocessors(x.device))
     ends, end = [], 0
     for weight in weights:
         end += triton.cdiv(len(weight), tiling.block_out)
@@ -217,18 +218,29 @@ def _linear_tile(
     acc = tl.zeros([BLOCK_ROWS, BLOCK_OUT], tl.float32)
     for first in tl.range(0, inputs, BLOCK_IN):
         place = first + tl.arange(0, BLOCK_IN)
-        if WHOLE:
-            a = tl.load(x_at + place[None, :], mask=row_valid[:, None], other=0.0)
-            b = tl.load(weight_at + place[None, :], mask=column_valid[:, None], other=0.0)
-        else:
-            inside = (place < inputs)[None, :]
-            a = tl.load(x_at + place[None, :], mask=row_valid[:, None] & inside, other=0.0)
-            b = tl.load(weight_at + place[None, :], mask=column_valid[:, None] & inside, other=0.0)
-        if WIDEN:
-            a = a.to(tl.float32)
-            b = b.to(tl.float32)
+        a = load_tile(x_at, place, row_valid, inputs, WHOLE, WIDEN)
+        b = load_tile(weight_at, place, column_valid, inputs, WHOLE, WIDEN)
         acc = tl.dot(a, tl.trans(b), acc, input_precision="ieee")
     if BIAS:
         acc += tl.load(bias + column, mask=column_valid, other=0.0).to(tl.float32)[None, :]
     out_at = out + row[:, None] * outputs + column[None, :]
     tl.store(out_at, acc.to(out.dtype.element_ty), mask=row_valid[:, None] & column_valid[None, :])
+
+
+@triton.jit
+def load_tile(
+    at: tl.tensor,
+    place: tl.tensor,
+    valid: tl.tensor,
+    inputs: tl.tensor,
+    WHOLE: tl.constexpr,
+    WIDEN: tl.constexpr,
+) -> tl.tensor:
+    """Those inputs of rows that begin `at` [rows, 1]; 0 for rows and inputs that there are not."""
+    mask = valid[:, None]
+    if not WHOLE:
+        mask = mask & (place < inputs)[None, :]
+    tile = tl.load(at + place[None, :], mask=mask, other=0.0)
+    if WIDEN:
+        tile = tile.to(tl.float32)
+    return tile

@@ -45,7 +45,7 @@ class GroupLinears:
 
 
 @dataclass(frozen=True)
-class _Linear:
+class LinearCall:
     """A call of F.linear on a weight, and perhaps a bias, of the model's."""
 
     node: fx.Node
@@ -58,27 +58,29 @@ class _Linear:
         return self.node.args[0], len(self.operands)
 
     @staticmethod
-    def of(node: fx.Node, module: fx.GraphModule) -> _Linear | None:
-        """None if it is of another form."""
+    def of(node: fx.Node, module: fx.GraphModule) -> LinearCall | None:
+        """None if it is anything else."""
+        if node.target is not F.linear:
+            return None
         given: dict[str, Any] = dict(zip(("input", "weight", "bias"), node.args, strict=False)) | dict(node.kwargs)
         operands = [given["weight"]] + ([given["bias"]] if given.get("bias") is not None else [])
         if not isinstance(given.get("input"), fx.Node) or any(operand.op != "get_attr" for operand in operands):
             return None
         weight: Tensor = attrgetter(operands[0].target)(module)
         one_by_one = weight.dim() == 2 and weight.stride(1) == 1
-        return _Linear(node, tuple(operand.target for operand in operands)) if one_by_one else None
+        return LinearCall(node, tuple(operand.target for operand in operands)) if one_by_one else None
 
 
-def _groups(module: fx.GraphModule) -> list[list[_Linear]]:
-    groups: dict[Any, list[_Linear]] = {}
+def _groups(module: fx.GraphModule) -> list[list[LinearCall]]:
+    groups: dict[Any, list[LinearCall]] = {}
     for node in module.graph.find_nodes(op="call_function", target=F.linear):
-        linear = _Linear.of(node, module)
+        linear = LinearCall.of(node, module)
         if linear is not None:
             groups.setdefault(linear.joins, []).append(linear)
     return list(groups.values())
 
 
-def _replace(graph: fx.Graph, group: list[_Linear]) -> None:
+def _replace(graph: fx.Graph, group: list[LinearCall]) -> None:
     """Puts one call of `linears` in the place of several F.linear."""
     with graph.inserting_before(group[0].node):
         weights, *biases = ([graph.get_attr(name) for name in names] for names in zip(*_names(group), strict=True))
@@ -89,5 +91,5 @@ def _replace(graph: fx.Graph, group: list[_Linear]) -> None:
         graph.erase_node(linear.node)
 
 
-def _names(group: list[_Linear]) -> list[tuple[str, ...]]:
+def _names(group: list[LinearCall]) -> list[tuple[str, ...]]:
     return [linear.operands for linear in group]

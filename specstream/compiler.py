@@ -8,6 +8,7 @@ from specstream.capture import capture, forward_of
 from specstream.graph import PartitionedModel
 from specstream.passes.canonicalize import Canonicalize
 from specstream.passes.compile_pieces import CompilePieces
+from specstream.passes.fuse_swiglu import FuseSwiglu
 from specstream.passes.group_linears import GroupLinears
 from specstream.passes.partition import Partition
 from specstream.passes.select_logits import SelectLogits
@@ -29,7 +30,8 @@ def model_passes(max_model_len: int | None) -> tuple[Pass, ...]:
 def lowering_passes(max_rows: int) -> tuple[Pass, ...]:
     """The passes on the pieces of a model on a CUDA device, in order."""
     return (
-        GroupLinears(),  # first: to the compiler a call of `linears` is opaque
+        FuseSwiglu(),  # first: it knows plain linear maps
+        GroupLinears(),  # before compiling: to the compiler a call of `linears` is opaque
         CompilePieces(max_rows=max_rows),
     )
 

@@ -1,4 +1,4 @@
-"""The ops of the rewritten graphs: `specstream::stream_verify`, an attention's place, and `specstream::linears`."""
+"""The ops of the rewritten graphs: `specstream::stream_verify`, an attention's place, `linears` and `swiglu`."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ _LIBRARY.define(  # type: ignore[no-untyped-call]
     "stream_verify(Tensor q, Tensor k, Tensor v, int layer, float scale) -> Tensor"
 )
 _LIBRARY.define("linears(Tensor x, Tensor[] weights, Tensor[] biases) -> Tensor[]")  # type: ignore[no-untyped-call]
+_LIBRARY.define("swiglu(Tensor x, Tensor[] weights, Tensor[] biases) -> Tensor")  # type: ignore[no-untyped-call]
 
 
 def token_major(like: Tensor) -> Tensor:
@@ -53,6 +54,10 @@ torch.library.register_fake("specstream::stream_verify", _attend_fake, lib=_LIBR
 stream_verify = torch.ops.specstream.stream_verify.default
 
 
+def _has_kernels(x: Tensor) -> bool:
+    return x.is_cuda and x.dtype in (torch.float16, torch.bfloat16)
+
+
 def _linears(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> list[Tensor]:
     """`F.linear(x, weight, bias)` for each weight; on a CUDA device, if there are few rows, in one launch.
 
@@ -65,7 +70,7 @@ def _linears(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> 
         [..., outputs] for each weight, contiguous.
     """
     rows = x.numel() // x.shape[-1]
-    if x.is_cuda and x.dtype in (torch.float16, torch.bfloat16):
+    if _has_kernels(x):
         from specstream.kernels.triton_linear import few_row_linears, most_rows
 
         if 0 < rows <= most_rows(len(weights)):
@@ -83,3 +88,44 @@ _LIBRARY.impl("linears", _linears, "CompositeExplicitAutograd")  # type: ignore[
 torch.library.register_fake("specstream::linears", _linears_fake, lib=_LIBRARY)
 
 linears = torch.ops.specstream.linears.default
+
+
+def _swiglu(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> Tensor:
+    """`F.silu(gate) * up` of two linear maps; on a CUDA device, if there are few rows, all in one launch.
+
+    Args:
+        x: [..., inputs].
+        weights: gate and up, [outputs, inputs] each, in x's dtype; or both as one, gate first.
+        biases: for each weight its own, or none at all.
+
+    Returns:
+        [..., outputs], contiguous.
+    """
+    rows = x.numel() // x.shape[-1]
+    if not _has_kernels(x):
+        gate, up = _gate_and_up(_linears(x, weights, biases), -1)
+        return F.silu(gate) * up
+
+    from specstream.kernels.triton_linear import most_rows
+    from specstream.kernels.triton_swiglu import few_row_swiglu, silu_and_mul
+
+    if 0 < rows <= most_rows(2):
+        x_rows = x.reshape(rows, x.shape[-1]).contiguous()
+        out = few_row_swiglu(x_rows, _gate_and_up(weights, 0), _gate_and_up(biases, 0))
+        return out.view(*x.shape[:-1], -1)
+    return silu_and_mul(*_gate_and_up(_linears(x, weights, biases), -1))
+
+
+def _gate_and_up(parts: Sequence[Tensor], dim: int) -> Sequence[Tensor]:
+    """Both, or none: of one tensor its halves."""
+    return parts[0].chunk(2, dim) if len(parts) == 1 else parts
+
+
+def _swiglu_fake(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> Tensor:
+    return x.new_empty(*x.shape[:-1], sum(weight.shape[0] for weight in weights) // 2)
+
+
+_LIBRARY.impl("swiglu", _swiglu, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+torch.library.register_fake("specstream::swiglu", _swiglu_fake, lib=_LIBRARY)
+
+swiglu = torch.ops.specstream.swiglu.default

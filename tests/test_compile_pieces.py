@@ -22,6 +22,7 @@ from specstream.graph import AttentionSite, PartitionedModel, Piece
 from specstream.ops import stream_verify
 from specstream.options import Options
 from specstream.passes.compile_pieces import CompiledPiece, CompilePieces, _check_general
+from specstream.passes.fuse_swiglu import FuseSwiglu
 from specstream.passes.group_linears import GroupLinears
 from specstream.pipeline import PassRunner
 from specstream.probe import run_pieces
@@ -158,7 +159,7 @@ def test_pieces_run_in_every_mode(plain: PartitionedModel, compiled: Partitioned
 
 @needs_compiler
 def test_dumps_and_counts_stay(plain: PartitionedModel, compiled: PartitionedModel) -> None:
-    assert compiled.op_counts() == GroupLinears().run(plain).op_counts()
+    assert compiled.op_counts() == GroupLinears().run(FuseSwiglu().run(plain)).op_counts()
     assert compiled.weight_bytes == plain.weight_bytes
     assert [p.weight_bytes for p in compiled.pieces] == [p.weight_bytes for p in plain.pieces]
     assert compiled.to_text().count(", compiled as kind 1\n") == 4
@@ -219,9 +220,10 @@ def test_engine_on_compiled_pieces_decodes_the_target(compiled: PartitionedModel
 
 
 @needs_compiler
-def test_rows_may_be_fixed_and_linear_maps_joined() -> None:
-    plain = compile_model(build("qwen2", torch.float32, num_hidden_layers=1), "m", None)
-    fixed = PassRunner("m").run((GroupLinears(), CompilePieces(rows=6, logit_rows=2)), plain)
+@pytest.mark.parametrize("name", ["qwen2", "phi3"])
+def test_rows_may_be_fixed_and_linear_maps_joined(name: str) -> None:
+    plain = compile_model(build(name, torch.float32, num_hidden_layers=1), "m", None)
+    fixed = PassRunner("m").run((FuseSwiglu(), GroupLinears(), CompilePieces(rows=6, logit_rows=2)), plain)
     given = inputs(6, 2)
     with torch.no_grad():
         logits = run_pieces(fixed, given, attend)

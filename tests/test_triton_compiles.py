@@ -20,9 +20,11 @@ from specstream.kernels.triton_attend import _attend_kernel
 from specstream.kernels.triton_linear import _linear_kernel
 from specstream.kernels.triton_merge import _merge_kernel
 from specstream.kernels.triton_merge_states import BLOCK_ROWS, _merge_states_kernel
+from specstream.kernels.triton_swiglu import BLOCK, _silu_and_mul_kernel, _swiglu_kernel
 
 TYPES = {"query": "*bf16", "kv": "*bf16", "own_key": "*bf16", "own_value": "*bf16", "out": "*bf16", "scale": "fp32"}
 TYPES |= {name + str(i): "*bf16" for name in ("weight", "bias", "out") for i in range(3)} | {"x": "*bf16"}
+TYPES |= {name: "*bf16" for name in ("gate", "up", "gate_weight", "up_weight", "gate_bias", "up_bias")}
 TYPES |= {"ancestors": "*i64", "part_out": "*fp32", "part_lse": "*fp32", "state_out": "*fp32", "state_lse": "*fp32"}
 TYPES |= {name: "*i32" for name in ("row_start", "row_count", "block_table", "key_count", "position", "append_table")}
 TYPES |= {name: "*i32" for name in ("first_part", "part_count")}
@@ -49,6 +51,12 @@ build(_merge_kernel, HEAD_DIM=80, PADDED_DIM=128, BLOCK_PARTS=16, PADDED_SEATS=8
 for out, inner, stages in ((8, 512, 4), (64, 128, 3)):
     sizes = {"BLOCK_ROWS": 16, "BLOCK_OUT": out, "BLOCK_IN": inner}
     build(_linear_kernel, 2, stages, WEIGHTS=3, BIAS=False, WHOLE=True, WIDEN=False, **sizes)
+for rows, out, inner, stages in ((16, 8, 512, 4), (64, 32, 128, 3)):
+    sizes = {"BLOCK_ROWS": rows, "BLOCK_OUT": out, "BLOCK_IN": inner}
+    for bias, whole in ((False, True), (True, False)):
+        built = build(_swiglu_kernel, 2, stages, BIAS=bias, WHOLE=whole, WIDEN=False, **sizes)
+        assert built.metadata.shared <= (rows + 2 * out) * inner * 2 * stages
+build(_silu_and_mul_kernel, BLOCK=BLOCK)
 TYPES |= {"a_out": "*fp32", "b_out": "*bf16", "a_lse": "*fp32", "b_lse": "*fp32", "lse": "*fp32"}
 build(_merge_states_kernel, HEAD_DIM=80, PADDED_DIM=128, BLOCK_ROWS=BLOCK_ROWS)
 

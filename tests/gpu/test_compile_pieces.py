@@ -7,12 +7,13 @@ from functools import partial
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, Qwen3Config
+from transformers import AutoModelForCausalLM, Phi3Config, Qwen3Config
 
 from specstream.compiler import compile_model, lower_model
 from specstream.graph import AttentionSite, PartitionedModel
-from specstream.ops import stream_verify
+from specstream.ops import stream_verify, swiglu
 from specstream.passes.compile_pieces import CompiledPiece
 from specstream.probe import run_pieces
 
@@ -74,6 +75,48 @@ def test_compiled_pieces_compute_what_interpreted_ones_do(
     assert logits.shape == expected.shape == (1, logit_rows, VOCAB)
     if logit_rows:
         assert apart(logits, expected) < 0.03
+
+
+def test_gate_and_up_in_one_weight() -> None:
+    """As Phi-3 has them; few rows and many."""
+    config = Phi3Config(
+        vocab_size=VOCAB,
+        hidden_size=512,
+        intermediate_size=1536,
+        num_hidden_layers=2,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        eos_token_id=0,
+        pad_token_id=0,
+    )
+    torch.manual_seed(0)
+    with torch.device("cuda"):
+        model: nn.Module = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+    plain = compile_model(model, "phi3", 1024)
+    compiled = lower_model(model, plain, 1024)
+    assert compiled.op_counts()["swiglu"] == 2
+    with torch.inference_mode():
+        for rows in (2, 40, 264):
+            given = inputs(rows, 2)
+            assert apart(run_pieces(compiled, given, attend), run_pieces(plain, given, attend)) < 0.03
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("rows", [1, 2, 16, 64, 65, 1000])
+@torch.inference_mode()
+def test_swiglu(rows: int, dtype: torch.dtype) -> None:
+    """Few rows and many, two weights and both as one, with biases and without."""
+    x, weights = torch.randn(1, rows, 1000), torch.randn(2, 1536, 1000) / 1000**0.5
+    x, weights, biases = (given.to("cuda", dtype) for given in (x, weights, torch.randn(2, 1536)))
+    for all_biases in ([], [*biases]):
+        gate, up = (F.linear(x.double(), weights[i].double()) for i in range(2))
+        if all_biases:
+            gate, up = gate + biases[0].double(), up + biases[1].double()
+        joined = [biases.flatten()] if all_biases else []
+        for got in (swiglu(x, [*weights], all_biases), swiglu(x, [weights.flatten(0, 1)], joined)):
+            assert got.is_contiguous()
+            assert got.dtype == dtype
+            assert apart(got, F.silu(gate) * up) < 0.01
 
 
 @torch.inference_mode()
