@@ -45,11 +45,11 @@ class _Swiglu:
 
     def replace(self) -> None:
         """Puts a call of `swiglu` in the place of the product; the maps are left without a reader."""
-        graph, first = self.product.graph, self.maps[0].node
+        graph, first = self.product.graph, self.maps[0]
         names = zip(*(linear.operands for linear in self.maps), strict=True)
-        with graph.inserting_before(first):
+        with graph.inserting_before(first.node):
             weights, *biases = ([graph.get_attr(name) for name in of_one] for of_one in names)
-            call = graph.call_function(swiglu, (first.args[0], weights, biases[0] if biases else []))
+            call = graph.call_function(swiglu, (first.input, weights, biases[0] if biases else []))
         self.product.replace_all_uses_with(call)
 
 

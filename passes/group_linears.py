@@ -39,7 +39,7 @@ class GroupLinears:
         graph, values = fx.Graph(), dict[fx.Node, fx.Node]()
         graph.output(graph.graph_copy(piece.module.graph, values))
         for group in _groups(piece.module):
-            _replace(graph, [dataclasses.replace(linear, node=values[linear.node]) for linear in group])
+            _replace(graph, [LinearCall(values[x.node], values[x.input], x.operands) for x in group])
         graph.eliminate_dead_code()
         return dataclasses.replace(piece, module=fx.GraphModule(piece.module, graph, type(piece.module).__name__))
 
@@ -49,13 +49,14 @@ class LinearCall:
     """A call of F.linear on a weight, and perhaps a bias, of the model's."""
 
     node: fx.Node
+    input: fx.Node
     operands: tuple[str, ...]
     """Names of the weight [out, in], and of the bias [out] if it has one."""
 
     @property
     def joins(self) -> Any:
         """Equal for calls that can be joined."""
-        return self.node.args[0], len(self.operands)
+        return self.input, len(self.operands)
 
     @staticmethod
     def of(node: fx.Node, module: fx.GraphModule) -> LinearCall | None:
@@ -68,7 +69,8 @@ class LinearCall:
             return None
         weight: Tensor = attrgetter(operands[0].target)(module)
         one_by_one = weight.dim() == 2 and weight.stride(1) == 1
-        return LinearCall(node, tuple(operand.target for operand in operands)) if one_by_one else None
+        names = tuple(operand.target for operand in operands)
+        return LinearCall(node, given["input"], names) if one_by_one else None
 
 
 def _groups(module: fx.GraphModule) -> list[list[LinearCall]]:
@@ -84,7 +86,7 @@ def _replace(graph: fx.Graph, group: list[LinearCall]) -> None:
     """Puts one call of `linears` in the place of several F.linear."""
     with graph.inserting_before(group[0].node):
         weights, *biases = ([graph.get_attr(name) for name in names] for names in zip(*_names(group), strict=True))
-        call = graph.call_function(linears, (group[0].node.args[0], weights, biases[0] if biases else []))
+        call = graph.call_function(linears, (group[0].input, weights, biases[0] if biases else []))
         parts = [graph.call_function(operator.getitem, (call, index)) for index in range(len(group))]
     for linear, part in zip(group, parts, strict=True):
         linear.node.replace_all_uses_with(part)

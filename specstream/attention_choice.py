@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from specstream.attention import Attention, LayerAttention
+from specstream.attention import LayerAttention
 from specstream.batch import RoundBatch, padded_rows
 from specstream.graph import ModelSpec
 from specstream.kernel_attention import KernelAttention
@@ -30,10 +30,6 @@ class KernelChoice:
     """Device blocks that one request may have."""
     for_prompts: LayerAttention
     _made: dict[TableSizes, KernelAttention] = field(default_factory=dict)
-
-    def __call__(self, spec: RoundSpec, batch: RoundBatch) -> Attention:
-        kernels = self.kernels(spec, batch)
-        return self.for_prompts if kernels is None else kernels
 
     def kernels(self, spec: RoundSpec, batch: RoundBatch) -> KernelAttention | None:
         """The kernels' attention with its tables filled, or None if they cannot compute the round.

@@ -97,6 +97,7 @@ class CudaExecutor:
                 self.launch_seconds = time.perf_counter() - start
                 ahead = partial(self._work_ahead, plan, spec, batch, interpreted)
                 if logits is None or self._may_go_on(batch):
+                    self.draft_seconds = None
                     ahead(self._streams[Lane.TARGET])
                 else:
                     self._accept_and_draft(plan, batch, logits, ready, ahead)

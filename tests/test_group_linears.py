@@ -57,7 +57,9 @@ def test_check_finds_what_is_left() -> None:
 
 
 class TwoInputs(nn.Module):
-    """Projections with biases, of which one reads something else; k is viewed over rows and heads together."""
+    """Projections with biases, of which one reads something else and one is called by names alone; k is viewed over rows
+    and heads together.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,7 +70,7 @@ class TwoInputs(nn.Module):
     def forward(self, input_ids: Tensor, position_ids: Tensor) -> Tensor:
         x = self.tokens(input_ids) + position_ids[..., None].to(self.head.weight.dtype).sin()
         k = (self.k(x).view(-1, 8) * 1.5).view(1, -1, 2, 8).transpose(1, 2)
-        q = self.q(x).view(1, -1, 2, 8).transpose(1, 2)
+        q = F.linear(bias=self.q.bias, weight=self.q.weight, input=x).view(1, -1, 2, 8).transpose(1, 2)
         v = self.v(x.tanh()).view(1, -1, 2, 8).transpose(1, 2)
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.head(x + out.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
