@@ -57,9 +57,7 @@ def test_check_finds_what_is_left() -> None:
 
 
 class TwoInputs(nn.Module):
-    """Projections with biases, of which one reads something else and one is called by names alone; k is viewed over rows
-    and heads together.
-    """
+    """Projections with biases: one reads something else, one is called by names, k is viewed over rows and heads."""
 
     def __init__(self) -> None:
         super().__init__()
