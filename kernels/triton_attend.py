@@ -3,8 +3,9 @@
 A round's rows of different requests, the *seats*, lie side by side. One launch attends, for every seat, to the keys of
 its listed blocks, cut into `splits` equal parts, and leaves one partial result a split; `triton_merge` puts those of
 several launches together. Given the round's own K and V, one more part attends to them under the ancestor mask and
-writes them into the store. A launch whose results are all there are can merge them itself. Nothing is allocated and the host reads nothing, so that launches can be captured in a CUDA
-graph (after one that compiles the kernel) and replayed with other rows, lengths and tables.
+writes them into the store. A launch that is the only one of its layer can merge its own results, at its end. Nothing is
+allocated and the host reads nothing, so that launches can be captured in a CUDA graph (after one that compiles the
+kernel) and replayed with other rows, lengths and tables.
 """
 
 from __future__ import annotations
@@ -219,22 +220,21 @@ def _attend_kernel(
     count = tl.load(row_count + seat)
     keys = tl.load(key_count + seat)
     num_parts = tl.num_programs(2)
-    if MERGE:
-        if (tile == 0) & (seat == 0) & (split == num_parts - 1):  # which has the own rows, and time
-            clear_padding(
-                out,
-                out_head_stride,
-                out_row_stride,
-                kv_head * GROUP,
-                row_start,
-                row_count,
-                tl.num_programs(1),
-                num_rows,
-                GROUP,
-                HEAD_DIM,
-                PADDED_DIM,
-                PADDED_SEATS,
-            )
+    if MERGE and (tile == 0) & (seat == 0) & (split == num_parts - 1):
+        clear_padding(
+            out,
+            out_head_stride,
+            out_row_stride,
+            kv_head * GROUP,
+            row_start,
+            row_count,
+            tl.num_programs(1),
+            num_rows,
+            GROUP,
+            HEAD_DIM,
+            PADDED_DIM,
+            PADDED_SEATS,
+        )
     if tile * BLOCK_ROWS >= count * GROUP:  # for all splits alike: none of them arrives
         return
 
@@ -314,28 +314,27 @@ def _attend_kernel(
     tl.store(part_out + (part_row * HEAD_DIM)[:, None] + dim[None, :], partial, mask=row_mask)
     tl.store(part_lse + part_row, lse, mask=row_valid)
 
-    if MERGE:
-        if arrives_last(arrived + (seat * KV_HEADS + kv_head) * ROW_TILES + tile, num_parts):
-            merge_packed(
-                part_out,
-                part_lse,
-                out,
-                out_head_stride,
-                out_row_stride,
-                kv_head * GROUP,
-                first_row,
-                tile * BLOCK_ROWS,
-                tl.minimum((tile + 1) * BLOCK_ROWS, count * GROUP),
-                num_rows,
-                part_rows,
-                part,
-                part + num_parts,
-                GROUP,
-                HEAD_DIM,
-                PADDED_DIM,
-                MERGE_PARTS,
-                MERGE_ROWS,
-            )
+    if MERGE and arrives_last(arrived + (seat * KV_HEADS + kv_head) * ROW_TILES + tile, num_parts):
+        merge_packed(
+            part_out,
+            part_lse,
+            out,
+            out_head_stride,
+            out_row_stride,
+            kv_head * GROUP,
+            first_row,
+            tile * BLOCK_ROWS,
+            tl.minimum((tile + 1) * BLOCK_ROWS, count * GROUP),
+            num_rows,
+            part_rows,
+            part,
+            part + num_parts,
+            GROUP,
+            HEAD_DIM,
+            PADDED_DIM,
+            MERGE_PARTS,
+            MERGE_ROWS,
+        )
 
 
 @triton.jit

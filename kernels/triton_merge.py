@@ -78,8 +78,6 @@ def _merge_kernel(
     dim = tl.arange(0, PADDED_DIM)
     rows = tl.arange(0, 1) + (head * num_rows + row)
     size = num_heads * num_rows
-    merged = merge_rows(
-        part_out, part_lse, rows, rows >= 0, size, 0, num_parts, HEAD_DIM, PADDED_DIM, BLOCK_PARTS
-    )
+    merged = merge_rows(part_out, part_lse, rows, rows >= 0, size, 0, num_parts, HEAD_DIM, PADDED_DIM, BLOCK_PARTS)
     out_at = (out + head * out_head_stride + row * out_row_stride) + dim[None, :]
     tl.store(out_at, merged.to(out.dtype.element_ty), mask=(dim < HEAD_DIM)[None, :])

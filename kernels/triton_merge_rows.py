@@ -5,15 +5,19 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-VALUES_AT_ONCE = 1 << 14
-"""Partial results that a program loads at a time: many, as they are the latency's; and 128 registers of four warps."""
+VALUES_AT_ONCE = 1 << 13
+"""Partial results that a program loads at a time: 64 registers of four warps, as many as attention leaves free."""
 CLEARED_ROWS = tl.constexpr(16)
 
 
 def merge_block(num_parts: int, rows: int, padded_dim: int) -> tuple[int, int]:
-    """Parts and rows to merge at a time, of so many: powers of two, all parts of few rows rather than the reverse."""
+    """Parts and rows to merge at a time, of so many; both are powers of two.
+
+    Each time takes as long as memory needs to answer. So all parts are loaded at once if they can be, and two rows at
+    least: a draft step's only row is two in a group of two heads.
+    """
     parts = min(triton.next_power_of_2(num_parts), max(1, VALUES_AT_ONCE // padded_dim))
-    return parts, min(rows, max(1, VALUES_AT_ONCE // (parts * padded_dim)))
+    return parts, min(rows, max(2, VALUES_AT_ONCE // (parts * padded_dim)))
 
 
 @triton.jit
