@@ -1,4 +1,4 @@
-"""What kernels that merge partial attention have in common (Triton)."""
+"""The merge of partial attention, for kernels that do it: in a launch of their own or at the end of one (Triton)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import triton.language as tl
 VALUES_AT_ONCE = 1 << 13
 """Partial results that a program loads at a time: 64 registers of four warps, as many as attention leaves free."""
 CLEARED_ROWS = tl.constexpr(16)
+"""Rows of padding that are written at a time."""
 
 
 def merge_block(num_parts: int, rows: int, padded_dim: int) -> tuple[int, int]:
@@ -46,7 +47,7 @@ def merge_rows(
         part_row = part.to(tl.int64)[:, None] * part_rows + row[None, :]
         valid = (part < last_part)[:, None] & row_valid[None, :]
         at = part_out + (part_row * HEAD_DIM)[:, :, None] + dim[None, None, :]
-        # From the L2 cache, where all programs of a launch see what the others have written.
+        # Past the L1 cache, which may be older than what other programs of the same launch have written.
         lse = tl.load(part_lse + part_row, mask=valid, other=float("-inf"), cache_modifier=".cg")
         mask = valid[:, :, None] & (dim < HEAD_DIM)[None, None, :]
         partial = tl.load(at, mask=mask, other=0.0, cache_modifier=".cg")
@@ -110,9 +111,10 @@ def arrives_last(arrived: tl.tensor, programs: tl.tensor) -> tl.tensor:
 
     `arrived` is where they count, 0 for the first; it is 0 again for the next launch.
     """
-    # Each program's threads have stored their results before the barrier, and its atomic comes after it, so that the
-    # release covers them all. The last program's atomic reads what all the others have released, and acquires it for
-    # its own threads, which wait for the atomic's result at a barrier too. Nobody is left who looks at the counter.
+    # All threads of a program store before the barrier, and one of them counts after it: what its atomic releases are
+    # the stores of all. The last program's atomic comes after those of the others, so it acquires what they released;
+    # its threads load after they have its result, which Triton hands them behind a barrier as well. Nobody is left who
+    # would count, so the counter can be reset; the next launch of the stream, or of a graph, comes after this one.
     tl.debug_barrier()
     last = tl.atomic_add(arrived, 1, sem="acq_rel", scope="gpu") == programs - 1
     if last:
