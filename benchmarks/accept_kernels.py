@@ -90,11 +90,12 @@ def measure_seats(count: int, depth: int, vocab: int) -> dict[str, float]:
     rows = count * (depth + 1)
     scores = torch.randn(rows, vocab, device="cuda") * 3
     row_start = torch.arange(0, rows, depth + 1, dtype=torch.int32, device="cuda")
+    first = torch.zeros(1, dtype=torch.int64, device="cuda")
     draft = torch.softmax(torch.randn(count, depth, vocab, dtype=torch.float64, device="cuda") * 3, -1)
     for name, method, do_sample in METHODS:
         seats = seats_of(count, depth, vocab, do_sample)
         probabilities = draft if method == "standard" else None
-        step = partial(propose, seats, scores[:count], 0, method, "probabilistic", probabilities)
+        step = partial(propose, seats, scores[:count], first, method, "probabilistic", probabilities)
         verification = partial(accept, seats, scores, row_start, method, probabilities)
         figures[f"propose, {count} seats: {name}"] = microseconds(step)
         figures[f"accept, {count} seats, {depth} candidates: {name}"] = microseconds(verification)

@@ -49,12 +49,25 @@ class Seats:
     """bool [seats]; a seat that does not sample is greedy."""
 
 
+@dataclass(frozen=True)
+class Best:
+    """The best score of each row that is used, NaN if there is any: a row is a distribution if it is finite."""
+
+    keys: Tensor
+    """int64 [rows], as `process` found them before it filtered."""
+    scores: Tensor
+    """float32 [seats, K + 1], of a seat's rows; when proposing [seats, K], of each step. Written."""
+
+
 def accept(
     seats: Seats,
     scores: Tensor,
     row_start: Tensor,
     rejection_sample_method: Method,
     draft_probabilities: Tensor | None = None,
+    *,
+    out: tuple[Tensor, Tensor] | None = None,
+    best: Best | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Verifies the candidates of every seat.
 
@@ -62,17 +75,20 @@ def accept(
         scores: float32 [rows, vocab], the target's processed logits; a seat has one row more than it has candidates.
         row_start: int32 [seats], each seat's first row.
         draft_probabilities: float64 or float32 [seats, K, vocab], what candidates were drawn from; for "standard".
+        out: where to write what is returned.
+        best: noted too.
 
     Returns:
         How many candidates are accepted, int32 [seats], and the tokens produced, int64 [seats, K + 1]: the accepted
         ones and one of the target's own, then -1. A seat that is not in this round has -1 everywhere.
     """
     count, most = seats.candidates.shape
-    produced = torch.empty(count, most + 1, dtype=torch.int64, device=scores.device)
+    if out is None:
+        out = seats.candidates_count.new_empty(count), seats.candidates.new_empty(count, most + 1)
     coupled = rejection_sample_method == "coupled"
     _check_draft_probabilities(not coupled, draft_probabilities)
-    accepted = _choose(seats, scores, row_start, draft_probabilities, produced, most + 1, None, coupled, not coupled)
-    return accepted, produced
+    _choose(seats, scores, row_start, draft_probabilities, *out, most + 1, None, coupled, not coupled, best)
+    return out
 
 
 def propose(
@@ -82,6 +98,7 @@ def propose(
     rejection_sample_method: Method,
     draft_sample_method: Literal["greedy", "probabilistic"],
     draft_probabilities: Tensor | None = None,
+    best: Best | None = None,
 ) -> None:
     """Writes the next candidate of every seat that has so many candidates to `seats.candidates`.
 
@@ -90,11 +107,13 @@ def propose(
         step: int64 [1], the candidate's index: 0 <= step < K.
         draft_probabilities: float64 or float32 [seats, K, vocab]; for "standard", [:, step] receives what the
             candidates of seats that sample were drawn from. The rows of other seats may be overwritten.
+        best: noted too.
     """
     standard, greedy = rejection_sample_method == "standard", draft_sample_method == "greedy"
     _check_draft_probabilities(standard, draft_probabilities)
     coupled, drawn = not standard and not greedy, standard and not greedy
-    _choose(seats, scores, None, draft_probabilities, seats.candidates, 1, step, coupled, drawn)
+    ends = torch.empty_like(seats.candidates_count)
+    _choose(seats, scores, None, draft_probabilities, ends, seats.candidates, 1, step, coupled, drawn, best)
     if draft_probabilities is not None and standard and greedy:
         vocabulary = torch.arange(scores.shape[1], device=scores.device)
         certain = vocabulary == seats.candidates.index_select(1, step)
@@ -111,13 +130,15 @@ def _choose(
     scores: Tensor,
     row_start: Tensor | None,
     draft_probabilities: Tensor | None,
+    accepted: Tensor,
     produced: Tensor,
     rows: int,
     step: Tensor | None,
     coupled: bool,
     standard: bool,
-) -> Tensor:
-    """Verifies all candidates, by `rows` of each seat, or chooses the one of `step`; returns how many were accepted."""
+    best: Best | None,
+) -> None:
+    """Verifies all candidates, by `rows` of each seat, or chooses the one of `step`."""
     count = produced.shape[0]
     vocab, device = scores.shape[1], scores.device
     tiles = triton.cdiv(vocab, TILE)
@@ -125,7 +146,6 @@ def _choose(
     tokens = torch.empty(count, rows, tiles, dtype=torch.int64, device=device)
     row_top, row_mass = torch.empty(2, count, rows, dtype=torch.float64, device=device)
     row_token = torch.empty(count, rows, dtype=torch.int64, device=device)
-    accepted = torch.empty(count, dtype=torch.int32, device=device)
     draft_strides = (0, 0) if draft_probabilities is None else draft_probabilities.stride()
     arguments = {
         "scores": scores,
@@ -154,6 +174,9 @@ def _choose(
         "accepted": accepted,
         "produced": produced,
         "produced_stride": produced.stride(0),
+        "best_key": None if best is None else best.keys,
+        "best": None if best is None else best.scores,
+        "best_stride": None if best is None else best.scores.stride(0),
         "COUPLED": coupled,
         "STANDARD": standard,
         "PROPOSING": step is not None,
@@ -167,7 +190,6 @@ def _choose(
     if standard:
         _launch(weigh_kernel, (tiles, count), arguments)
         _launch(draw_kernel, (count,), arguments)
-    return accepted
 
 
 def _launch(kernel: Any, grid: tuple[int, ...], arguments: dict[str, Any], num_warps: int = 4) -> None:

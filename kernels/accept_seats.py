@@ -9,6 +9,7 @@ import triton.language as tl
 
 from specstream.kernels.accept_tiles import count_of_seat, first_row, probabilities_tile, residual_tile, step_of
 from specstream.kernels.philox import ACCEPT, DRAFT, RESIDUAL, TOKEN, uniform_first
+from specstream.kernels.score_keys import score_of
 
 
 @triton.jit
@@ -33,11 +34,17 @@ def decide_kernel(
     accepted: tl.tensor,
     produced: tl.tensor,
     produced_stride: tl.tensor,
+    best_key: tl.tensor,
+    best: tl.tensor,
+    best_stride: tl.tensor,
     STANDARD: tl.constexpr,
     PROPOSING: tl.constexpr,
     ROWS: tl.constexpr,
 ) -> None:
-    """How many candidates are accepted, and the tokens produced. Where one is to be drawn, the best stands for it."""
+    """How many candidates are accepted, and the tokens produced. Where one is to be drawn, the best stands for it.
+
+    Notes the best score of each of the seat's rows by the way.
+    """
     seat = tl.program_id(0)
     now = step_of(step, PROPOSING)
     count = count_of_seat(counts, seat, now, PROPOSING)
@@ -62,6 +69,9 @@ def decide_kernel(
     else:
         tl.store(produced + seat * produced_stride + index, result, mask=index < rows)
     tl.store(accepted + seat, stop)
+    if best is not None:
+        key = tl.load(best_key + first_row(row_start, seat, PROPOSING) + index, mask=index <= count, other=0)
+        tl.store(best + seat * best_stride + now + index, score_of(key), mask=index <= count)
 
 
 @triton.jit

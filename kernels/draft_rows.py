@@ -67,10 +67,10 @@ class DraftRows:
 def place_rows(
     step: Tensor, verified: Verified, seats: Seats, slots: Tensor, window: Window, vocab: int, rows: DraftRows
 ) -> None:
-    """Writes the rows of draft step `step`, and which candidates there will be.
+    """Writes the rows of the next draft step, and which candidates there will be.
 
     Args:
-        step: int64 [1], from 0 on.
+        step: int64 [seats], the step before, from -1 on, the same for all seats; counted up.
         seats: `candidates_count` and `positions` are written; `candidates` holds those before this step.
         slots: int32 [seats, blocks], the store's block for each of a seat's places, sinks first.
         vocab: the draft's; what it has no embedding for it reads as token 0.
@@ -147,9 +147,10 @@ def _place_kernel(
     BLOCK_TOKENS: tl.constexpr,
     BLOCKS: tl.constexpr,
 ) -> None:
-    """One program: one seat."""
+    """One program of one warp: one seat, whose steps it counts; no other may read what it counts up."""
     seat = tl.program_id(0)
-    now = tl.load(step)
+    now = tl.load(step + seat) + 1
+    tl.store(step + seat, now)
     kept = tl.load(accepted + seat).to(tl.int64)
     before = tl.load(length + seat)
     text = before + kept + 1

@@ -12,10 +12,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specstream.kernels.threshold import find_threshold, key_of, mass_of, ratio_to_best, score_of
+from specstream.kernels.score_keys import key_of, mass_of, ratio_to_best, score_of
+from specstream.kernels.threshold import COUNT_SUMS, MASS_SUMS, find_survivors, find_threshold
 
 TILE = 1024
 """Tokens of the vocabulary that a program looks at."""
+CAPACITY = 512
+"""Tokens that top-k may leave of a row before top-p has to search the vocabulary."""
 MAX_VOCAB = 1 << 18
 """So many probabilities can be summed in fixed point."""
 
@@ -30,7 +33,7 @@ def _scale_kernel(
     best_key: tl.tensor,
     TILE: tl.constexpr,
 ) -> None:
-    """Applies the temperature, and finds each row's best score; the grid is (tiles, rows)."""
+    """Applies the temperature, and finds each row's best score, NaN if there is any; the grid is (tiles, rows)."""
     row = tl.program_id(1)
     offsets = tl.program_id(0) * TILE + tl.arange(0, TILE)
     place = row.to(tl.int64) * row_stride + offsets
@@ -38,8 +41,8 @@ def _scale_kernel(
     if temperature is not None:
         score = tl.div_rn(score, tl.load(temperature + row))
     tl.store(scores + row.to(tl.int64) * vocab + offsets, score, mask=offsets < vocab)
-    if best_key is not None:
-        tl.atomic_max(best_key + row, tl.max(key_of(score), axis=0), sem="relaxed")
+    key = tl.where(score == score, key_of(score), 4294967295)  # a NaN with a sign would be the lowest
+    tl.atomic_max(best_key + row, tl.max(key, axis=0), sem="relaxed")
 
 
 @triton.jit
@@ -98,7 +101,7 @@ def process(
     top_k: Tensor | None = None,
     top_p: Tensor | None = None,
     min_p: Tensor | None = None,
-) -> Tensor:
+) -> tuple[Tensor, Tensor]:
     """Logits after temperature, top-k, top-p and min-p, in this order; a setting that is None is used by no row.
 
     The same tokens are kept as by transformers' warpers on the CPU, but where a sum of probabilities and 1 - top_p, or
@@ -113,7 +116,9 @@ def process(
         min_p: float32 [rows]; 0 changes nothing.
 
     Returns:
-        float32 [rows, vocab], with -inf for the tokens that are filtered out.
+        float32 [rows, vocab], with -inf for the tokens that are filtered out; and int64 [rows], the key of each row's
+        best score as the temperature leaves it, by `specstream.kernels.score_keys`. A row is a distribution if that is
+        a finite score's: NaN counts as the best. What is filtered out of other rows is left to chance.
     """
     rows, vocab = logits.shape
     if vocab > MAX_VOCAB:
@@ -121,20 +126,24 @@ def process(
     tiles, device = triton.cdiv(vocab, TILE), logits.device
     grid = (tiles, rows)
     scores = torch.empty(rows, vocab, dtype=torch.float32, device=device)
-    if top_k is None and top_p is None and min_p is None:
-        _scale_kernel[grid](logits, logits.stride(0), scores, vocab, temperature, None, TILE=TILE)
-        return scores
-    best_key = torch.zeros(rows, dtype=torch.int64, device=device)
+    sizes = [rows * each for each in (0 if top_k is None else COUNT_SUMS, 0 if top_p is None else MASS_SUMS, 1, 1)]
+    zeros = torch.zeros(sum(sizes), dtype=torch.int64, device=device)  # filled by one launch
+    count_sums, mass_sums, best_key, survivor_count = torch.split(zeros, sizes)
     _scale_kernel[grid](logits, logits.stride(0), scores, vocab, temperature, best_key, TILE=TILE)
-    least_key = bound_key = bound_left = equal = None
-    if top_k is not None:
-        least_key, _ = find_threshold(scores, best_key, None, top_k, False, TILE)
+    if top_k is None and top_p is None and min_p is None:
+        return scores, best_key
+    survivors = least_key = bound_key = bound_left = equal = None
+    if top_k is not None and top_p is not None:
+        survivors = find_survivors(scores, top_k, count_sums, survivor_count, CAPACITY, TILE)
+        least_key = survivors.least_key
+    elif top_k is not None:
+        least_key, _ = find_threshold(scores, best_key, top_k, count_sums, False, TILE)
     if top_p is not None:
-        bound_key, bound_left = find_threshold(scores, best_key, least_key, top_p, True, TILE)
+        bound_key, bound_left = find_threshold(scores, best_key, top_p, mass_sums, True, TILE, survivors)
         equal = torch.empty(rows, tiles, dtype=torch.int32, device=device)
         _count_equal_kernel[grid](scores, vocab, bound_key, equal, TILE=TILE)
     _filter_kernel[grid](
         scores, vocab, best_key, least_key, bound_key, bound_left, equal, top_p, min_p,
         TILE=TILE, TILES=triton.next_power_of_2(tiles),
     )  # fmt: skip
-    return scores
+    return scores, best_key

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specstream.kernel_settings import KernelSettings
-from specstream.kernels.accept import Method, Seats, accept
+from specstream.kernels.accept import Best, Method, Seats, accept
 from specstream.kernels.process import process
 from specstream.mirror import Mirror
 from specstream.scheduler import RequestRows
@@ -50,7 +50,7 @@ class SeatTables:
             {
                 "accepted": (torch.int32, (seats,)),
                 "produced": (torch.int64, (seats, depth + 1)),
-                "tops": (torch.float32, (rows,)),  # the best score of each row of the target's
+                "tops": (torch.float32, (seats, depth + 1)),  # the best score of each of the target's rows
                 "next_count": (torch.int32, (seats,)),
                 "next_candidates": (torch.int64, (seats, depth)),
                 "next_tops": (torch.float32, (seats, depth)),  # and of each draft step's
@@ -96,18 +96,6 @@ class SeatTables:
         return {name: self.given.device[name] for name in used}
 
 
-def processed(logits: Tensor, settings: Settings) -> tuple[Tensor, Tensor]:
-    """Processed scores, float32 [rows, vocab], and the best of each row as the temperature leaves it, float32 [rows].
-
-    A row is a distribution if its best is finite. The best is that of the logits, in which every NaN shows: what is
-    filtered out of scores with NaN or +inf is left to chance, and what is filtered out of others leaves their best.
-    """
-    tops = logits.amax(-1).float()
-    if "temperature" in settings:
-        tops = tops / settings["temperature"]
-    return process(logits, **settings), tops
-
-
 def accept_on_device(
     tables: SeatTables, logits: Tensor, used: frozenset[str], method: Method, synthetic: bool, drawn_from: Tensor | None
 ) -> None:
@@ -121,13 +109,12 @@ def accept_on_device(
     """
     given, found = tables.given.device, tables.found.device
     seat_of_row = given["seat_of_row"][: len(logits)]
-    scores, tops = processed(logits, {name: each[seat_of_row] for name, each in tables.settings(used).items()})
-    accepted, produced = accept(tables.verified, scores, given["row_start"], method, drawn_from)
+    scores, best_key = process(logits, **{name: each[seat_of_row] for name, each in tables.settings(used).items()})
+    out, best = (found["accepted"], found["produced"]), Best(best_key, found["tops"])
+    accept(tables.verified, scores, given["row_start"], method, drawn_from, out=out, best=best)
     if synthetic:
-        accepted, produced = _made_up(tables, scores)
-    found["accepted"].copy_(accepted)
-    found["produced"].copy_(produced)
-    found["tops"][: len(tops)].copy_(tops)
+        for written, made_up in zip(out, _made_up(tables, scores), strict=True):
+            written.copy_(made_up)
 
 
 def _made_up(tables: SeatTables, scores: Tensor) -> tuple[Tensor, Tensor]:

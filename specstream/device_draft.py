@@ -12,10 +12,11 @@ from torch import Tensor
 
 from specstream.batch import MIN_ROWS, padded_rows
 from specstream.cuda_draft import CudaDrafter
-from specstream.device_accept import SeatTables, processed
+from specstream.device_accept import SeatTables
 from specstream.kernel_attention import KernelAttention
-from specstream.kernels.accept import Method, propose
+from specstream.kernels.accept import Best, Method, propose
 from specstream.kernels.draft_rows import ROWS, DraftRows, Verified, Window, place_rows
+from specstream.kernels.process import process
 from specstream.mirror import Mirror
 from specstream.recurring import Recurring
 from specstream.round_tables import RoundTables, TableSizes, Tilings
@@ -53,7 +54,7 @@ class DeviceDraft:
             reads.part_count.fill_(tilings.local_parts)
             reads.local.row_start.copy_(torch.arange(seats) * ROWS)
             reads.ancestors[: seats * ROWS, 0] = torch.tensor([1, 3], device=device).repeat(seats)
-            self._step = torch.zeros(1, dtype=torch.int64, device=device)
+            self._step = torch.zeros(seats, dtype=torch.int64, device=device)
             logit_rows = torch.zeros(max(MIN_ROWS, seats), dtype=torch.int64, device=device)
         self._attention = KernelAttention(drafter.store, reads, own, tilings)
         self._inputs = {"input_ids": reads.input_ids, "position_ids": reads.position_ids, "logit_rows": logit_rows}
@@ -93,7 +94,7 @@ class DeviceDraft:
             write["computed"][seat], write["most_length"][seat] = count, most[seat]
             write["slots"][seat] = self.drafter.places(seat)
         self._given.upload()
-        self._step.zero_()
+        self._step.fill_(-1)
 
     def step(self, kind: Kind, drawn_from: Tensor | None) -> None:
         """Launches the next step; `drawn_from`, float64 [seats, K, vocab], is written for "standard"."""
@@ -124,7 +125,7 @@ class DeviceDraft:
             self.drafter.go_on(row.sequence.seat, len(row.sequence.tokens), [], [])
 
     def place(self) -> None:
-        """Writes what the drafter reads of the step."""
+        """Begins the next step: writes what the drafter reads of it."""
         slots, vocab = self._given.device["slots"], self.drafter.model.spec.vocab_size
         place_rows(self._step, self._verified, self.tables.proposed, slots, self._window, vocab, self._rows)
 
@@ -132,10 +133,9 @@ class DeviceDraft:
         tables, (used, method) = self.tables, kind
         self.place()
         logits = self.drafter.forward(self._attention, dict(self._inputs), {})
-        scores, tops = processed(self.drafter.sized(logits[0, : tables.seats]), tables.settings(used))
-        tables.found.device["next_tops"].index_copy_(1, self._step, tops[:, None])
-        propose(tables.proposed, scores, self._step, method, self.draft_sample_method, drawn_from)
-        self._step.add_(1)
+        scores, best_key = process(self.drafter.sized(logits[0, : tables.seats]), **tables.settings(used))
+        best = Best(best_key, tables.found.device["next_tops"])
+        propose(tables.proposed, scores, self._step[:1], method, self.draft_sample_method, drawn_from, best)
 
     def _most_length(self, row: RequestRows) -> int:
         """Length at which nothing more is proposed for a request; 0 if nothing is."""

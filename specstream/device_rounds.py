@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from specstream.cuda_draft import CudaDrafter
@@ -116,9 +115,8 @@ class DeviceRounds:
         if self.device.type == "cuda":
             torch.cuda.current_stream(self.device).synchronize()
         assert self._logits is not None
-        counts = [row.logits for row in self._rows]
-        logits, tops = torch.split(self._logits, counts), np.split(found.host["tops"], np.cumsum(counts))
-        outcomes = [self._outcome(*each) for each in zip(self._rows, logits, tops[: len(counts)], strict=True)]
+        logits = torch.split(self._logits, [row.logits for row in self._rows])
+        outcomes = [self._outcome(*each) for each in zip(self._rows, logits, strict=True)]
         self.forget()
         return outcomes
 
@@ -128,11 +126,12 @@ class DeviceRounds:
 
     # Parts
 
-    def _outcome(self, row: RequestRows, logits: Tensor, tops: NDArray[np.float32]) -> Outcome:
+    def _outcome(self, row: RequestRows, logits: Tensor) -> Outcome:
         seat, sampled = row.sequence.seat, row.sequence.sampling.do_sample
         found = self._tables_of(self._size).found.host
         accepted = int(found["accepted"][seat])
         produced: list[int] = found["produced"][seat, : accepted + 1].tolist()
+        tops = found["tops"][seat, : row.logits]
         usable = leading(np.isfinite(tops) if sampled else ~np.isnan(tops))
         draft = None if self.drafter is None else self._draft_of(self._size)
         if accepted >= usable:  # what follows row `usable` means nothing; see `Speculation.accept`

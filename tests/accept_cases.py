@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from specstream.kernels.accept import Seats, accept, propose
+from specstream.kernels.accept import Best, Seats, accept, propose
 from specstream.sampling import Noise, Sampling
 from specstream.speculate import (
     Accepted,
@@ -105,9 +105,9 @@ def expected(given: Round, seat: int, method: Method) -> Accepted | None:
     return accept_standard(scores, candidates, list(given.draft_probabilities[seat, :count].double()), noise, position)
 
 
-def accept_round(given: Round, method: Method) -> tuple[Tensor, Tensor]:
+def accept_round(given: Round, method: Method, best: Best | None = None) -> tuple[Tensor, Tensor]:
     draft = given.draft_probabilities if method == "standard" else None
-    return accept(given.seats, given.scores, given.row_start, method, draft)
+    return accept(given.seats, given.scores, given.row_start, method, draft, best=best)
 
 
 def check_accepted(given: Round, method: Method, result: tuple[Tensor, Tensor]) -> None:
@@ -120,10 +120,12 @@ def check_accepted(given: Round, method: Method, result: tuple[Tensor, Tensor]) 
         assert (None if count < 0 else (count, tokens[: count + 1])) == want
 
 
-def propose_step(given: Round, scores: Tensor, step: int, method: Method, draft_method: DraftMethod) -> None:
+def propose_step(
+    given: Round, scores: Tensor, step: int, method: Method, draft_method: DraftMethod, best: Best | None = None
+) -> None:
     draft = given.draft_probabilities if method == "standard" else None
     number = torch.full((1,), step, device=scores.device)
-    propose(given.seats, scores, number, method, draft_method, draft)
+    propose(given.seats, scores, number, method, draft_method, draft, best)
 
 
 def check_proposed(
@@ -145,6 +147,25 @@ def check_proposed(
         assert torch.equal(candidates[seat], want)
 
 
+def odd_logits(rows: int, vocab: int) -> Tensor:
+    """float32 [rows, vocab]: rows with NaN of both signs, with infinities, with nothing but -inf, and good ones."""
+    negative_nan = torch.tensor([-1], dtype=torch.int32).view(torch.float32)
+    logits = torch.randn(rows, vocab) * 3
+    values = torch.tensor([torch.nan, 0, INF, -INF, torch.nan, torch.nan]).where(torch.arange(6) != 1, negative_nan)
+    for row, value in enumerate(values[:rows]):
+        logits[row, int(torch.randint(1, vocab, ()))] = value
+    logits[4:5, 0] = INF
+    logits[6:7] = -INF
+    logits[7:8] = -logits[7:8].abs()
+    return logits
+
+
+def check_best(best: Tensor, logits: Tensor, temperature: Tensor | None = None) -> None:
+    """Compares with the best of what the temperature leaves, [rows], where any NaN shows; all on the CPU."""
+    scores = logits if temperature is None else logits / temperature[:, None]
+    torch.testing.assert_close(best, scores.amax(-1), rtol=0, atol=0, equal_nan=True)
+
+
 NEUTRAL: dict[str, Any] = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 DTYPES = {"temperature": torch.float32, "top_k": torch.int32, "top_p": torch.float64, "min_p": torch.float32}
 
@@ -156,6 +177,14 @@ CORNERS = [
     NEUTRAL | {"top_p": 0.0, "min_p": 0.01},
     NEUTRAL | {"top_p": 0.999},
 ]
+FEW_AND_MANY = [
+    NEUTRAL | {"top_k": 5, "top_p": 0.9},
+    NEUTRAL | {"top_k": 0, "top_p": 0.8},
+    NEUTRAL | {"top_k": 50, "top_p": 0.6},
+    NEUTRAL | {"top_k": 8, "top_p": 1.0},
+    NEUTRAL | {"top_k": 1, "top_p": 0.0},
+]
+"""Of the first and of the last two rows top-k leaves at most 8, unless scores are equal."""
 
 
 def setting_tensors(rows: list[dict[str, Any]], used: list[str]) -> dict[str, Tensor]:

@@ -50,8 +50,9 @@ def test_rows_are_placed_as_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None
             tables.given.device["positions"].copy_(torch.tensor(lengths))
             device._given.device["computed"].copy_(torch.tensor(computed))
             device._given.device["most_length"].copy_(torch.tensor(most))
-            device._step.fill_(step)
+            device._step.fill_(step - 1)
             device.place()
+            assert device._step.tolist() == [step, step]
             check_placed(device, step, lengths, accepted, computed, most)
 
 

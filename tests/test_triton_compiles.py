@@ -65,9 +65,9 @@ from specstream.kernels import accept_seats, accept_tiles, draft_rows
 
 TYPES |= {name: "*i32" for name in ("counts", "candidates_count", "accepted", "computed", "slots")}
 TYPES |= {name: "*i64" for name in ("candidates", "positions", "seeds", "produced", "tokens", "row_token", "step")}
-TYPES |= {name: "*i64" for name in ("length", "most_length", "input_ids", "position_ids", "logit_rows")}
+TYPES |= {name: "*i64" for name in ("length", "most_length", "input_ids", "position_ids", "logit_rows", "best_key")}
 TYPES |= {name: "*fp64" for name in ("tops", "masses", "row_top", "row_mass", "sums", "draft_probabilities")}
-TYPES |= {"scores": "*fp32", "do_sample": "*i1"}
+TYPES |= {"scores": "*fp32", "best": "*fp32", "do_sample": "*i1"}
 sizes = {"TILE": 1024, "TILES": 256, "ROWS": 16}
 kernels = (accept_tiles.survey_kernel, accept_tiles.reduce_kernel, accept_seats.decide_kernel)
 for proposing, standard in ((False, False), (False, True), (True, False), (True, True)):
@@ -77,6 +77,25 @@ for proposing, standard in ((False, False), (False, True), (True, False), (True,
         given = sizes | absent | {"COUPLED": not standard, "STANDARD": standard, "PROPOSING": proposing}
         build(kernel, **{name: value for name, value in given.items() if name in kernel.arg_names})
 build(draft_rows._place_kernel, DEPTH=12, ROWS=2, BLOCK_TOKENS=64, BLOCKS=32)
+
+from specstream.kernels import process, survivors, threshold, threshold_passes
+
+KEYS = ("best_key", "least_key", "bound_key", "threshold_key", "survivors", "survivor_count")
+TYPES |= {name: "*i64" for name in (*KEYS, "sums", "states", "bound_left", "threshold_left")}
+TYPES |= {"logits": "*bf16", "temperature": "*fp32", "min_p": "*fp32", "top_k": "*i32", "top_p": "*fp64"}
+TYPES |= {"equal": "*i32"}
+build(process._scale_kernel, TILE=1024)
+build(process._count_equal_kernel, TILE=1024)
+build(process._filter_kernel, TILE=1024, TILES=256)
+build(survivors.gather_kernel, BITS=8, CAPACITY=512, TILE=1024)
+alone, gathered = {"survivor_count": None, "CAPACITY": 0}, {"CAPACITY": 512}
+for mass, bits, few in ((False, 8, alone), (True, 4, alone), (True, 4, gathered)):
+    TYPES["wanted"] = "*fp64" if mass else "*i32"
+    sizes, absent = {"MASS": mass, "BITS": bits, **few}, {"survivors": None} if few is alone else {}
+    for number in (0, 1, 2):
+        absent_least = {"least_key": None} if few is alone else {}
+        build(threshold_passes.search_kernel, PASS=number, TILE=1024, **sizes, **absent_least)
+    build(threshold.finish_kernel, 8, **sizes, **absent)
 print("done")
 """
 

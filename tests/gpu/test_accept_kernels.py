@@ -7,18 +7,23 @@ import copy
 import pytest
 import torch
 
+from specstream.kernels import process as process_module
+from specstream.kernels.accept import Best
 from specstream.kernels.philox import uniform
 from specstream.kernels.process import process
 from specstream.sampling import Noise, Purpose
 from tests.accept_cases import (
     CORNERS,
+    FEW_AND_MANY,
     NEUTRAL,
     DraftMethod,
     Method,
     accept_round,
     check_accepted,
+    check_best,
     check_processed,
     check_proposed,
+    odd_logits,
     propose_step,
     random_round,
     random_scores,
@@ -86,7 +91,7 @@ def test_settings_in_a_graph(used: list[str], dtype: torch.dtype, vocab: int) ->
     process(static_logits, **static)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        processed = process(static_logits, **static)
+        processed, _ = process(static_logits, **static)
     for turn in range(3):
         rows = CORNERS[turn:] + CORNERS[:turn]
         logits = (torch.randn(len(rows), vocab) * 3).to(dtype)
@@ -95,3 +100,37 @@ def test_settings_in_a_graph(used: list[str], dtype: torch.dtype, vocab: int) ->
             static[name].copy_(value)
         graph.replay()
         check_processed(processed, logits, rows, used)
+
+
+@pytest.mark.parametrize("room", [8, 512])
+def test_top_p_of_what_top_k_leaves_be_it_few_or_many(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Row by row, by what a replay finds in each."""
+    monkeypatch.setattr(process_module, "CAPACITY", room)
+    used = ["temperature", "top_k", "top_p"]
+    static = {name: value.to(DEVICE) for name, value in setting_tensors(FEW_AND_MANY, used).items()}
+    static_logits = torch.zeros(len(FEW_AND_MANY), VOCAB, device=DEVICE)
+    process(static_logits, **static)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        processed, _ = process(static_logits, **static)
+    for turn in range(4):
+        torch.manual_seed(turn)
+        rows = FEW_AND_MANY[turn:] + FEW_AND_MANY[:turn]
+        logits = random_scores(len(rows), VOCAB, ties=turn == 1)
+        static_logits.copy_(logits)
+        for name, value in setting_tensors(rows, used).items():
+            static[name].copy_(value)
+        graph.replay()
+        check_processed(processed, logits, rows, used)
+
+
+@pytest.mark.parametrize("used", [[], ["temperature"], list(NEUTRAL)], ids="+".join)
+def test_what_is_no_distribution_shows_in_the_best_score(used: list[str]) -> None:
+    logits, given = odd_logits(8, VOCAB), random_round(4, 1, VOCAB)
+    given.seats.candidates_count[:], given.row_start[:] = 1, torch.arange(0, 8, 2)
+    given = given.to(DEVICE)
+    settings = setting_tensors([NEUTRAL | {"temperature": 0.3, "top_k": 5, "top_p": 0.9, "min_p": 0.1}] * 8, used)
+    given.scores, keys = process(logits.to(DEVICE), **{name: value.to(DEVICE) for name, value in settings.items()})
+    best = torch.zeros(4, 2, device=DEVICE)
+    accept_round(given, "coupled", Best(keys, best))
+    check_best(best.flatten().cpu(), logits, settings.get("temperature"))
