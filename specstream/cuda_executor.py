@@ -138,16 +138,19 @@ class CudaExecutor:
         self._rows = {s.seat: (s, batch.seats[s.seat]) for s in spec.seats}
         target = self._streams[Lane.TARGET]
         target.wait_stream(torch.cuda.current_stream())  # blocks that were given back are overwritten there
+        key = None
         with torch.cuda.stream(target):
             kernels = self._choice.kernels(spec, batch)
-        if kernels is None:
-            self._attention = self._choice.for_prompts
-            return *self._interpret(plan, spec, batch), None
-        self._attention = kernels
-        key = (plan.spec, self._rotation, kernels.tables.sizes)
-        captured = self._graphs.get(key)
-        if captured is None:
-            return *self._interpret(plan, spec, batch), key
+            self._attention = kernels or self._choice.for_prompts
+            if kernels is not None:
+                key = plan.spec, self._rotation, kernels.tables.sizes
+                if key in self._graphs:
+                    return *self._replay(key, plan, spec), None
+        return *self._interpret(plan, spec, batch), key
+
+    def _replay(self, key: Key, plan: Plan, spec: RoundSpec) -> tuple[Tensor, torch.cuda.Event]:
+        """Launches a round's graph on the target's stream, which is the current one, and its store lane beside it."""
+        captured, target = self._graphs[key], self._streams[Lane.TARGET]
         self._graphs.move_to_end(key)
         stored = self._store(plan, spec)
         if stored is not None and _waits_for_store(plan):
@@ -155,14 +158,13 @@ class CudaExecutor:
         for event in set(self._in_flight):  # also of fetches that are dropped: the graph's own fetches come after them
             target.wait_event(event)
         self._repoint(captured, plan, spec)
-        with torch.cuda.stream(target):
-            captured.graph.replay()
+        captured.graph.replay()
         done = record(target)
         self._in_flight = [done] * len(spec.exit)
         self._streams[Lane.LINK].wait_event(done)
         if stored is not None:
             target.wait_event(stored)  # of the next round: it may write where the copy has read
-        return captured.logits, captured.logits_ready or done, None
+        return captured.logits, captured.logits_ready or done
 
     def _interpret(self, plan: Plan, spec: RoundSpec, batch: RoundBatch) -> tuple[Tensor | None, torch.cuda.Event]:
         """Launches every step of the plan on its lane's stream."""

@@ -36,6 +36,10 @@ class Mirror:
         self.host: dict[str, Any] = {name: cut(self._here, name).numpy() for name in fields}
         """The host's side, as numpy arrays."""
 
+    def clear(self) -> None:
+        """Makes the host's side zeros."""
+        self._here.zero_()
+
     def upload(self) -> None:
         """On the current stream; the host's side may not be written before that copy is done."""
         self._there.copy_(self._here, non_blocking=True)

@@ -172,7 +172,7 @@ class RoundSpec:
     def num_fetches(self) -> int:
         return self.num_layers * len(self.groups)
 
-    @property
+    @cached_property
     def first(self) -> tuple[Fetch, ...]:
         """Its first fetches in ring order, as many as can be in flight when it starts."""
         return _first_fetches(self.num_layers, self.groups, self.staging_slots)
@@ -186,7 +186,7 @@ class RoundSpec:
         """The same round if as many of its fetches are in flight as can be."""
         return replace(self, in_flight=len(self.first))
 
-    @property
+    @cached_property
     def exit(self) -> tuple[Fetch, ...]:
         """Fetches in flight when the round ends: the first ones of the next round."""
         return _first_fetches(self.num_layers, self.next_groups, self.staging_slots)

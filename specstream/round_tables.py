@@ -151,9 +151,8 @@ class RoundTables:
         self, seats: tuple[SeatSpec, ...], groups: tuple[ChunkRun, ...], batch: RoundBatch, chunk_tokens: int
     ) -> None:
         """Writes a round's own values; to a device by one copy, on the current stream."""
+        self._mirror.clear()
         write = self._mirror.host
-        for table in write.values():
-            table.fill(0)
         ids, positions = (batch.inputs[name][0] for name in ("input_ids", "position_ids"))
         write["input_ids"][: len(ids)], write["position_ids"][: len(ids)] = ids.numpy(), positions.numpy()
         places = {}
