@@ -66,7 +66,8 @@ class SeatTables:
         """Those that its draft steps propose."""
 
     def fill(self, rows: list[RequestRows], settings: Sequence[KernelSettings], speculation: Speculation) -> None:
-        """Tells the device about a round's requests, which all have logits; on the current stream."""
+        """Tells the device about a round's requests, which all have logits, or those that do not verify in it; on the
+        current stream."""
         write = self.given.host
         write["count"][:] = -1
         write["do_sample"][:] = False
@@ -75,7 +76,7 @@ class SeatTables:
         at = 0
         for row, setting in zip(rows, settings, strict=True):
             sequence, candidates = row.sequence, row.candidates.tokens
-            seat, sampling, position = sequence.seat, sequence.sampling, len(sequence.tokens)
+            seat, sampling, position = sequence.seat, sequence.sampling, len(row.known[0])
             write["count"][seat] = len(candidates)
             write["candidates"][seat, : len(candidates)] = candidates
             write["positions"][seat] = position
@@ -90,6 +91,15 @@ class SeatTables:
                 write[name][seat] = getattr(setting, name)
             at += row.logits
         self.given.upload()
+
+    def tell_known(self, rows: list[RequestRows]) -> None:
+        """Writes what requests that do not verify have produced where acceptance would; on the current stream."""
+        write = self.found.host
+        write["accepted"][:] = -1
+        for row in rows:
+            write["accepted"][row.sequence.seat] = 0
+            write["produced"][row.sequence.seat, :1] = row.known[1]
+        self.found.upload()
 
     def settings(self, used: frozenset[str]) -> Settings:
         """Those of each seat."""

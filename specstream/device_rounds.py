@@ -66,108 +66,158 @@ class DeviceRounds:
         self.vocab_size, self.device = vocab_size, device
         self.drafter = drafter if drafter is not None and drafter.choice.has_kernels else None
         self._tables: dict[int, SeatTables] = {}
-        self._drafts: dict[int, DeviceDraft] = {}
-        self._drawn_from: dict[int, DrawnFrom] = {}
+        self._others: dict[int, SeatTables] = {}
+        """Of requests that are drafted for while others verify."""
+        self._drafts: dict[SeatTables, DeviceDraft] = {}
+        self._drawn_from: dict[SeatTables, DrawnFrom] = {}
         self._rows: list[RequestRows] = []
+        self._drafted: list[RequestRows] = []
         self._size = 0
         self._kind: Kind = (frozenset(), "coupled")
-        self._drafts_now = False
+        self._draft_kind: Kind = self._kind
+        self._draft: DeviceDraft | None = None
+        """What the round's draft steps are done by, if they are the device's."""
         self._logits: Tensor | None = None
 
-    def prepare(self, rows: list[RequestRows], *, drafts: bool = True) -> bool:
+    def prepare(self, rows: list[RequestRows], drafted: list[RequestRows] | None = None) -> bool:
         """Tells the device about the requests that have logits in a round, all that is known before these are there.
 
         So nothing has to be copied between the logits and the next candidates: the link is busy then.
 
         Args:
-            drafts: whether candidates are proposed for these requests after acceptance.
+            drafted: other requests, which are drafted for meanwhile; None: these are, after acceptance.
 
         Returns:
             False, and nothing is launched, if a request wants more than the kernels do.
         """
-        given = [KernelSettings.of(row.sequence.sampling) for row in rows if row.sequence.kept == Kept()]
-        settings = [setting for setting in given if setting is not None]
+        settings = _all_settings([row for row in rows if row.sequence.kept == Kept()])
         if not rows or len(settings) < len(rows):
             return False
-        sampled = any(row.sequence.sampling.do_sample for row in rows)
-        method = self.speculation.rejection_sample_method if sampled else "coupled"
-        self._kind = frozenset().union(*(setting.used for setting in settings)), method
-        highest = max(row.sequence.seat for row in rows)
-        self._size = min(1 << highest.bit_length(), self.max_seats)
-        self._rows = rows
-        if method == "standard":
-            self._probabilities().hold(rows)
-        self._tables_of(self._size).fill(rows, settings, self.speculation)
-        self._drafts_now = drafts and self.drafter is not None
-        if self._drafts_now:
-            self._draft_of(self._size).begin(rows)
+        self._size = self._size_for([*rows, *(drafted or ())])
+        self._kind = self._draft_kind = self._kind_of(rows, settings)
+        self._rows, self._drafted, self._draft = rows, [], None
+        if self._kind[1] == "standard":
+            self._probabilities(self._verifying).hold(rows)
+        tables = self._verifying
+        tables.fill(rows, settings, self.speculation)
+        if self.drafter is not None and drafted is None:
+            self._draft = self._draft_of(tables)
+            self._draft.begin(rows)
+        elif self.drafter is not None and drafted:
+            self._prepare_others(drafted)
         return True
+
+    def _prepare_others(self, drafted: list[RequestRows]) -> None:
+        """Tells the device about requests that do not verify, if the kernels do all that they want."""
+        settings = _all_settings(drafted)
+        if len(settings) == len(drafted):
+            tables = self._tables_for(self._others)
+            tables.fill(drafted, settings, self.speculation)
+            tables.tell_known(drafted)
+            self._drafted, self._draft_kind = drafted, self._kind_of(drafted, settings)
+            self._draft = self._draft_of(tables)
+            self._draft.begin(drafted)
+
+    @property
+    def drafts(self) -> bool:
+        """Whether the round's draft steps are the device's."""
+        return self._draft is not None
 
     def accept(self, logits: Tensor) -> None:
         """Launches acceptance for those requests, whose logits, [R, vocab], these are."""
         synthetic = self.speculation.synthetic is not None
         self._logits = logits
-        accept_on_device(self._tables_of(self._size), logits, *self._kind, synthetic, self._drawn())
+        tables = self._verifying
+        accept_on_device(tables, logits, *self._kind, synthetic, self._drawn(tables, self._kind))
 
     def draft(self) -> None:
         """Launches the next draft step."""
-        self._draft_of(self._size).step(self._kind, self._drawn())
+        assert self._draft is not None
+        self._draft.step(self._draft_kind, self._drawn(self._draft.tables, self._draft_kind))
 
     def read(self) -> list[Outcome]:
-        """Waits for what was launched; says what has become of each request."""
-        found = self._tables_of(self._size).found
-        found.download()
+        """Waits for what was launched; says what has become of each request that has verified."""
+        self._verifying.found.download()
+        if self._drafted:
+            self._tables_for(self._others).found.download()
         if self.device.type == "cuda":
             torch.cuda.current_stream(self.device).synchronize()
         assert self._logits is not None
         logits = torch.split(self._logits, [row.logits for row in self._rows])
         outcomes = [self._outcome(*each) for each in zip(self._rows, logits, strict=True)]
+        for row in self._drafted:
+            assert self._draft is not None
+            row.next_candidates, row.draft_failed = self._candidates(self._draft, row, 0, row.known[1])
         self.forget()
         return outcomes
 
     def forget(self) -> None:
         """Drops what it knows of a round, which holds memory of the requests."""
-        self._rows, self._logits = [], None
+        self._rows, self._drafted, self._logits, self._draft = [], [], None, None
 
     # Parts
 
     def _outcome(self, row: RequestRows, logits: Tensor) -> Outcome:
         seat, sampled = row.sequence.seat, row.sequence.sampling.do_sample
-        found = self._tables_of(self._size).found.host
+        found = self._verifying.found.host
         accepted = int(found["accepted"][seat])
         produced: list[int] = found["produced"][seat, : accepted + 1].tolist()
         tops = found["tops"][seat, : row.logits]
         usable = leading(np.isfinite(tops) if sampled else ~np.isnan(tops))
-        draft = self._draft_of(self._size) if self._drafts_now else None
+        draft = None if self._drafted else self._draft
         if accepted >= usable:  # what follows row `usable` means nothing; see `Speculation.accept`
             if draft is not None:
                 draft.drop(row)
             return Outcome(row, max(0, usable - 1), produced[:usable], logits, None, False)
-        candidates, draft_failed = Candidates(), False
-        if draft is not None:
-            standard = sampled and self._kind[1] == "standard"
-            drawn_from = self._probabilities().parts[seat] if standard else []
-            candidates, draft_failed = draft.candidates(row, accepted, produced, drawn_from)
-        return Outcome(row, accepted, produced, logits, candidates, draft_failed)
+        if draft is None:
+            return Outcome(row, accepted, produced, logits, Candidates(), False)
+        return Outcome(row, accepted, produced, logits, *self._candidates(draft, row, accepted, produced))
 
-    def _drawn(self) -> Tensor | None:
+    def _candidates(
+        self, draft: DeviceDraft, row: RequestRows, accepted: int, produced: list[int]
+    ) -> tuple[Candidates, bool]:
+        """What was proposed for a request, and whether the draft has failed on the way."""
+        standard = row.sequence.sampling.do_sample and self._draft_kind[1] == "standard"
+        drawn_from = self._probabilities(draft.tables).parts[row.sequence.seat] if standard else []
+        return draft.candidates(row, accepted, produced, drawn_from)
+
+    @property
+    def _verifying(self) -> SeatTables:
+        return self._tables_for(self._tables)
+
+    def _size_for(self, rows: list[RequestRows]) -> int:
+        highest = max(row.sequence.seat for row in rows)
+        return min(1 << highest.bit_length(), self.max_seats)
+
+    def _kind_of(self, rows: list[RequestRows], settings: list[KernelSettings]) -> Kind:
+        sampled = any(row.sequence.sampling.do_sample for row in rows)
+        method = self.speculation.rejection_sample_method if sampled else "coupled"
+        return frozenset[str]().union(*(setting.used for setting in settings)), method
+
+    def _drawn(self, tables: SeatTables, kind: Kind) -> Tensor | None:
         """What candidates were drawn from, where the round's rule needs it, float64 [seats, K, vocab]."""
-        return self._probabilities().whole if self._kind[1] == "standard" else None
+        return self._probabilities(tables).whole if kind[1] == "standard" else None
 
-    def _probabilities(self) -> DrawnFrom:
+    def _probabilities(self, tables: SeatTables) -> DrawnFrom:
+        """Those of requests that verify and of others are apart: a draft step may write to every seat's."""
+        if tables not in self._drawn_from:
+            self._drawn_from[tables] = DrawnFrom(tables.seats, self.depth, self.vocab_size, self.device)
+        return self._drawn_from[tables]
+
+    def _tables_for(self, made: dict[int, SeatTables]) -> SeatTables:
         """For as many seats as the round has."""
-        if self._size not in self._drawn_from:
-            self._drawn_from[self._size] = DrawnFrom(self._size, self.depth, self.vocab_size, self.device)
-        return self._drawn_from[self._size]
+        if self._size not in made:
+            made[self._size] = SeatTables(self._size, self.depth, self.device)
+        return made[self._size]
 
-    def _tables_of(self, seats: int) -> SeatTables:
-        if seats not in self._tables:
-            self._tables[seats] = SeatTables(seats, self.depth, self.device)
-        return self._tables[seats]
-
-    def _draft_of(self, seats: int) -> DeviceDraft:
-        if seats not in self._drafts:
+    def _draft_of(self, tables: SeatTables) -> DeviceDraft:
+        if tables not in self._drafts:
             assert self.drafter is not None
-            method = self.speculation.draft_sample_method
-            self._drafts[seats] = DeviceDraft(self.drafter, self._tables_of(seats), method)
-        return self._drafts[seats]
+            self._drafts[tables] = DeviceDraft(self.drafter, tables, self.speculation.draft_sample_method)
+        return self._drafts[tables]
+
+
+def _all_settings(rows: list[RequestRows]) -> list[KernelSettings]:
+    """Of the requests for which kernels do all that is wanted."""
+    given = (KernelSettings.of(row.sequence.sampling) for row in rows)
+    return [setting for setting in given if setting is not None]

@@ -355,7 +355,7 @@ class Engine(Exclusive):
             seats,
             accept=lambda logits: self._speculator.accept(rows, logits[0]),
             draft=lambda step: self._speculator.draft(drafts, step),
-            prepare=lambda: self._speculator.prepare(rows, drafts_beside=turn is not None),
+            prepare=lambda: self._speculator.prepare(rows, None if turn is None else drafted),
             settle=lambda: self._speculator.settle(),
             work_ahead=lambda: next(work, False),
             others={s.seat: s.kv for s in self._scheduler.running if s.kv is not None},

@@ -45,5 +45,5 @@ class Mirror:
         self._there.copy_(self._here, non_blocking=True)
 
     def download(self) -> None:
-        """On the current stream; the host's side can be read once that copy is done."""
+        """On the current stream; the host's side can be read, and written, once that copy is done."""
         self._here.copy_(self._there, non_blocking=True)

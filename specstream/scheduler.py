@@ -55,6 +55,13 @@ class RequestRows:
         return bool(self.tokens)
 
     @property
+    def known(self) -> tuple[list[int], list[int]]:
+        """Its text before what the round produces, and what of that is known already: of whoever does not verify, the
+        last token."""
+        tokens = self.sequence.tokens
+        return (tokens, []) if self.verifies else (tokens[:-1], tokens[-1:])
+
+    @property
     def committed(self) -> int:
         """Rows whose KV stays."""
         return len(self.tokens) - len(self.candidates.tokens) + self.accepted

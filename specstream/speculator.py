@@ -41,18 +41,18 @@ class Speculator:
     _beside: bool = field(default=False, init=False)
     """Whether its draft steps are for other requests than it verifies."""
 
-    def prepare(self, rows: list[RequestRows], *, drafts_beside: bool = False) -> bool:
+    def prepare(self, rows: list[RequestRows], drafted: list[RequestRows] | None = None) -> bool:
         """Before a round's logits are there: finds out whether the round is the kernels'.
 
         Args:
-            drafts_beside: whether candidates are proposed for other requests than these.
+            drafted: other requests, for which candidates are proposed meanwhile; None: they are proposed for these.
 
         Returns:
             Whether `accept` and what comes after it will not wait for the device.
         """
-        self._beside = drafts_beside
+        self._beside = drafted is not None
         verified = [row for row in rows if row.logits]
-        self._on_device = self.kernels is not None and self.kernels.prepare(verified, drafts=not drafts_beside)
+        self._on_device = self.kernels is not None and self.kernels.prepare(verified, drafted)
         return self._on_device and not self._drafts_on_host
 
     def accept(self, rows: list[RequestRows], logits: Tensor) -> None:
@@ -80,8 +80,7 @@ class Speculator:
 
     def draft(self, rows: list[RequestRows], step: int) -> None:
         """One draft step for every request that goes on and has room for one more candidate."""
-        if self._on_device and not self._beside:
-            assert self.kernels is not None
+        if self._on_device and self.kernels is not None and self.kernels.drafts:
             self.kernels.draft()
         else:
             self._draft(rows, step)

@@ -113,8 +113,10 @@ def test_what_a_change_costs_is_counted_by_the_byte() -> None:
     assert bench_round.summarise(rounds, 1e9)["slowest_changed_over_median"] == pytest.approx(1.1)
 
 
-def test_figures_of_decoding_fit_together(capsys: pytest.CaptureFixture[str]) -> None:
-    drafting = ("--draft", "tiny", "--depth", "3", "--synthetic-acceptance-length", "2", "--draft-window", "32")
+@pytest.mark.parametrize("by_turns", [False, True])
+def test_figures_of_decoding_fit_together(by_turns: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    drafting = ["--draft", "tiny", "--depth", "3", "--synthetic-acceptance-length", "2", "--draft-window", "32"]
+    drafting += ["--drafting", "cohorts"] * by_turns
     asked = ("generate", *shared(160, "--batch", "2", "--new-tokens", "24", *drafting, "--json", "-"))
     assert cli.main(["bench", *asked]) == 0
     figures = json.loads(capsys.readouterr().out)

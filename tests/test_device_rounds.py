@@ -19,6 +19,7 @@ pytest.importorskip("triton")
 
 from specstream import cuda_draft, draft
 from specstream.cuda_draft import CudaDrafter
+from specstream.device_accept import SeatTables
 from specstream.device_rounds import DeviceRounds
 from specstream.draft import Drafter, DraftWindow
 from specstream.engine import Engine
@@ -27,6 +28,7 @@ from specstream.kernels import accept as accept_module
 from specstream.kernels import process as process_module
 from specstream.kernels import tiling
 from specstream.metrics import Metrics
+from specstream.scheduler import RequestRows
 from specstream.sequence import Sequence
 from specstream.speculate import Candidates
 from tests.architectures import build
@@ -123,13 +125,23 @@ def test_sampling(method: str, draft_method: str) -> None:
 
 
 @pytest.mark.parametrize("method", ["greedy", "standard", "coupled"])
-def test_cohorts(method: str) -> None:
-    """Whoever does not verify is drafted for beside the round."""
+def test_cohorts(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever does not verify is drafted for beside the round, by the kernels too."""
+    beside = 0
+    tell_known = SeatTables.tell_known
+
+    def counted(self: SeatTables, rows: list[RequestRows]) -> None:
+        nonlocal beside
+        beside += 1
+        tell_known(self, rows)
+
+    monkeypatch.setattr(SeatTables, "tell_known", counted)
     options: dict[str, Any] = {"num_speculative_tokens": 3, "drafting": "cohorts"}
     arguments: dict[str, Any] = {} if method == "greedy" else SAMPLED
     options |= {} if method == "greedy" else {"rejection_sample_method": method}
     _, _, (proposed, accepted, _) = check_same(tiny(), near(), PROMPTS, options, max_new_tokens=9, **arguments)
     assert 0 < accepted < proposed
+    assert beside > 4
 
 
 def steps_of(

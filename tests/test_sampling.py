@@ -165,9 +165,11 @@ def check_coupled(cases: int) -> None:
             "rejection_sample_method": "coupled",
             "chunk_tokens": chooser.choice([3, 8]),
         }
+        drafting = chooser.choice(["sequential", "cohorts"])
         budget = chooser.choice(["min", "auto"])
         depth = chooser.randrange(1, 9)
-        with make_engine(target, draft, gpu_kv_budget=budget, num_speculative_tokens=depth, **options) as engine:
+        given = options | {"gpu_kv_budget": budget, "num_speculative_tokens": depth, "drafting": drafting}
+        with make_engine(target, draft, **given) as engine:
             together: Any = engine.generate(prompts, **arguments)
         with make_engine(target, None, **options) as engine:
             for row, ids, seed in zip(together.requests, prompts, arguments["seed"], strict=True):

@@ -85,6 +85,24 @@ def test_the_bundled_pair_gives_the_same_tokens_as_on_the_cpu() -> None:
     assert ties <= 2
 
 
+@pytest.mark.parametrize("budget", ["min", "512KiB", "auto"])
+def test_cohorts_get_the_targets_tokens(budget: str) -> None:
+    """Rounds are replayed while the draft steps of the other requests run beside them."""
+    target = build("qwen3", torch.float32, 0, eos_token_id=None, head_dim=64).to("cuda")
+    expected = build("qwen3", torch.float32, 0, eos_token_id=None, head_dim=64)
+    options: dict[str, Any] = {"max_model_len": 256, "chunk_tokens": 16, "max_num_seqs": 4, "debug": True}
+    engine, executor = cuda_engine(target, target, drafting="cohorts", gpu_kv_budget=budget, **options)
+    with engine:
+        requests = [Request(prompt(150 - 20 * number, number), 80, joins=2 * number) for number in range(4)]
+        serve(engine, requests)
+        assert any(key[0].drafts_beside for key in executor._graphs)
+        assert engine.metrics().mean_acceptance_length > 4
+    with specstream.compile(expected, None, max_model_len=256) as alone:
+        for request in requests:
+            out: Any = alone.generate([list(request.prompt)], max_new_tokens=80)
+            assert request.tokens == out[0, len(request.prompt) :].tolist()
+
+
 def test_half_precision_and_sampling() -> None:
     target = build("qwen3", torch.bfloat16, 0, eos_token_id=None, head_dim=64).to("cuda")
     engine, executor = cuda_engine(
