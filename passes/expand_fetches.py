@@ -86,18 +86,24 @@ class ExpandFetches:
             staged = _staged(layer, run, (fetch_index + index) % spec.staging_slots)
             group = index % len(spec.next_groups)
             yield self._fetch(f"ahead/{layer}/{group}", layer, group, run, staged, "ahead")
+        if spec.drafts_beside:
+            yield from self._drafts(work, Region("other_candidates"))
         yield Task(
             "accept",
             TaskKind.ACCEPT,
             reads=(_value(model.output), Region("candidates")),
             writes=(Region("outcome"),),
         )
-        for step in range(spec.draft_steps):
+        if not spec.drafts_beside:
+            yield from self._drafts(work, Region("candidates"), Region("outcome"))
+
+    def _drafts(self, work: RoundWork, candidates: Region, *outcome: Region) -> Iterator[Task]:
+        for step in range(self.spec.draft_steps):
             yield Task(
                 f"draft/{step}",
                 TaskKind.DRAFT,
-                reads=(Region("outcome"), Region("draft_kv"), Region("candidates")),
-                writes=(Region("draft_kv"), Region("candidates")),
+                reads=(*outcome, Region("draft_kv"), candidates),
+                writes=(Region("draft_kv"), candidates),
                 step=step,
                 memory_bytes=self.draft_weight_bytes,
                 flops=work.draft_step(self.draft_weight_bytes),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -34,17 +34,24 @@ class RoundBatch:
 
     inputs: dict[str, Tensor]
     seats: dict[int, SeatRows]
+    """Of the requests that have rows."""
     accept: Callable[[Tensor], None]
     """Called with the logits [R, vocab] when they are there."""
     draft: Callable[[int], None]
-    """Called for each draft step after acceptance."""
+    """Called for each draft step, after acceptance or, if the plan says so, beside the target."""
     prepare: Callable[[], bool] = lambda: False
     """Called before the logits are there, once they are being computed; says whether the two only launch work."""
     settle: Callable[[], None] = lambda: None
     """Called at the end: waits for what these have launched."""
+    others: dict[int, SequenceKV] = field(default_factory=dict)
+    """KV of further requests, by seat: what the next round streams may be theirs."""
     work_ahead: Callable[[], bool] = lambda: False
     """Does some of what the host could do for the next round while a device computes this one; False if nothing is
     left. An executor without such a time need not call it."""
+
+    def kv_of(self, seat: int) -> SequenceKV:
+        """That of the request in a seat, which has rows or is one of the others."""
+        return self.seats[seat].kv if seat in self.seats else self.others[seat]
 
 
 def wanted_logits(logits: Tensor, batch: RoundBatch) -> Tensor:

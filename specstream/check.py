@@ -171,6 +171,9 @@ def _enter(machine: _Machine, plan: Plan, before: Plan | None) -> None:
             for chunk in range(run.stop, seat.open + 1):
                 slot = seat.device_slot(chunk)
                 machine.hold([Content(Region(device, slot, slot + 1), f"chunk {chunk}")])
+        for run in plan.spec.next_runs or ():
+            if run.seat not in seats_before | {seat.seat for seat in plan.spec.seats}:
+                machine.hold([Content(Region(f"host/{layer}/{run.seat}", run.start, run.stop), IN_PLACE)])
 
 
 def _ahead(plan: Plan) -> list[Task]:

@@ -26,7 +26,7 @@ from specstream.batch import RoundBatch, wanted_logits
 from specstream.chunk_views import offload_copies
 from specstream.device_copy import Transfer, latest_node
 from specstream.graph import PartitionedModel
-from specstream.kv import DeviceStore
+from specstream.kv import DeviceStore, SequenceKV
 from specstream.plan import Lane, Plan, StepOp
 from specstream.prompt_attention import PromptAttention
 from specstream.round_graph import Task, TaskKind
@@ -81,6 +81,8 @@ class CudaExecutor:
         self._in_flight: list[torch.cuda.Event] = []
         self._values: dict[str, Tensor] = {}
         self._rows: Rows = {}
+        self._kv: dict[int, SequenceKV] = {}
+        """By seat, of whatever a round fetches."""
         for stream in self._streams.values():  # weights may still be on their way
             stream.wait_stream(torch.cuda.current_stream(device))
 
@@ -100,12 +102,12 @@ class CudaExecutor:
                     self.draft_seconds = None
                     ahead(self._streams[Lane.TARGET])
                 else:
-                    self._accept_and_draft(plan, batch, logits, ready, ahead)
+                    self._accept_and_draft(plan, spec, batch, logits, ready, ahead)
         except BaseException:
             self.drain()
             raise
         finally:
-            self._values, self._rows = {}, {}  # which hold host memory
+            self._values, self._rows, self._kv = {}, {}, {}  # which hold host memory
             self._attention.forget()
         self.streamed_bytes += spec.streamed_bytes
         self.link_bytes += spec.fetched_bytes
@@ -136,6 +138,7 @@ class CudaExecutor:
             Its logits, when they are there, and, if it was interpreted but a graph could replay it, the graph's key.
         """
         self._rows = {s.seat: (s, batch.seats[s.seat]) for s in spec.seats}
+        self._kv = {run.seat: batch.kv_of(run.seat) for run in (*spec.groups, *spec.next_groups)}
         target = self._streams[Lane.TARGET]
         target.wait_stream(torch.cuda.current_stream())  # blocks that were given back are overwritten there
         key = None
@@ -245,7 +248,7 @@ class CudaExecutor:
 
     def _sources(self, spec: RoundSpec) -> Sources:
         def source(run: ChunkRun) -> object:
-            host = self._rows[run.seat][1].kv.host
+            host = self._kv[run.seat].host
             assert host is not None
             return run, id(host.extent), host.start
 
@@ -291,7 +294,7 @@ class CudaExecutor:
     def _transfer(self, task: Task, spec: RoundSpec) -> Transfer:
         """The copy of a fetch."""
         run = spec.run_of(task)
-        source = self._rows[run.seat][1].kv.host_view(task.layer, run.start, run.stop)
+        source = self._kv[run.seat].host_view(task.layer, run.start, run.stop)
         return Transfer(self.store.ring[self._slot(task)].data_ptr(), source.data_ptr(), source.nbytes, True)
 
     def _offload(self, task: Task, spec: RoundSpec, stream: torch.cuda.Stream) -> None:
@@ -315,26 +318,33 @@ class CudaExecutor:
     def _accept_and_draft(
         self,
         plan: Plan,
+        spec: RoundSpec,
         batch: RoundBatch,
         logits: Tensor,
         ready: torch.cuda.Event,
         ahead: Callable[[torch.cuda.Stream], None],
     ) -> None:
-        """Acceptance and draft steps, in their order, on the draft's stream: the link goes on meanwhile.
+        """Acceptance and draft steps, in the plan's order, on the draft's stream: the link goes on meanwhile.
 
         The host works ahead before it first waits: for the logits, if it accepts itself, or for all that follows them.
         """
         stream, steps = self._streams[Lane.DRAFT], plan.by_kind[TaskKind.DRAFT]
         with torch.cuda.stream(stream):
             only_launches = batch.prepare()
+            start = end = record(stream, timed=True)
+            if spec.drafts_beside:
+                for task in steps:
+                    batch.draft(task.step)
+                end = record(stream, timed=True)
             if not only_launches:
                 ahead(self._streams[Lane.TARGET])
             stream.wait_event(ready)
             batch.accept(wanted_logits(logits, batch))
-            start = record(stream, timed=True)
-            for task in steps:
-                batch.draft(task.step)
-            end = record(stream, timed=True)
+            if not spec.drafts_beside:
+                start = record(stream, timed=True)
+                for task in steps:
+                    batch.draft(task.step)
+                end = record(stream, timed=True)
             if only_launches:
                 ahead(stream)
             batch.settle()

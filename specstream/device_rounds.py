@@ -71,12 +71,16 @@ class DeviceRounds:
         self._rows: list[RequestRows] = []
         self._size = 0
         self._kind: Kind = (frozenset(), "coupled")
+        self._drafts_now = False
         self._logits: Tensor | None = None
 
-    def prepare(self, rows: list[RequestRows]) -> bool:
+    def prepare(self, rows: list[RequestRows], *, drafts: bool = True) -> bool:
         """Tells the device about the requests that have logits in a round, all that is known before these are there.
 
         So nothing has to be copied between the logits and the next candidates: the link is busy then.
+
+        Args:
+            drafts: whether candidates are proposed for these requests after acceptance.
 
         Returns:
             False, and nothing is launched, if a request wants more than the kernels do.
@@ -94,7 +98,8 @@ class DeviceRounds:
         if method == "standard":
             self._probabilities().hold(rows)
         self._tables_of(self._size).fill(rows, settings, self.speculation)
-        if self.drafter is not None:
+        self._drafts_now = drafts and self.drafter is not None
+        if self._drafts_now:
             self._draft_of(self._size).begin(rows)
         return True
 
@@ -133,7 +138,7 @@ class DeviceRounds:
         produced: list[int] = found["produced"][seat, : accepted + 1].tolist()
         tops = found["tops"][seat, : row.logits]
         usable = leading(np.isfinite(tops) if sampled else ~np.isnan(tops))
-        draft = None if self.drafter is None else self._draft_of(self._size)
+        draft = self._draft_of(self._size) if self._drafts_now else None
         if accepted >= usable:  # what follows row `usable` means nothing; see `Speculation.accept`
             if draft is not None:
                 draft.drop(row)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from specstream.batch import RoundBatch, SeatRows, flatten_rows
+from specstream.cohorts import balance
 from specstream.custom_generate import from_transformers
 from specstream.errors import EngineBusy, EngineClosed
 from specstream.exclusive import Exclusive, exclusive
@@ -57,7 +58,8 @@ class Engine(Exclusive):
         self.target: ReferenceType[Any] | None = None
         """The module that was compiled, if it was given as one."""
         self._planner, self._executor, self._host = planner, executor, host
-        self._scheduler = Scheduler(memory, executor.store, host, options.max_num_seqs)
+        by_turns = options.drafting == "cohorts" and speculator.drafter is not None
+        self._scheduler = Scheduler(memory, executor.store, host, options.max_num_seqs, by_turns)
         self._speculator = speculator
         self._next_round = NextRound(options, memory, self._scheduler, planner)
         self._requests = RequestFactory(self.vocab_size, memory.max_model_len)
@@ -241,28 +243,35 @@ class Engine(Exclusive):
     def _run_round(self) -> None:
         for sequence in self._scheduler.admit():
             self._counters.longest_request = max(self._counters.longest_request, sequence.limit)
-        rows = self._scheduler.choose_rows(self._scheduler.running)
+        running, last = list(self._scheduler.running), self._last
+        balance(running)
+        turn = self._scheduler.turn_after(running, None if last is None else last.turn)
+        rows = self._scheduler.choose_rows(running, turn)
+        drafted = self._scheduler.choose_drafted(running, turn)
         if not rows:
             return
         start = time.perf_counter()
-        last, self._last = self._last, None  # a round that fails leaves nothing in flight
-        spec = self._latest_spec = self._next_round.structure(rows, last, self._draft_steps)
+        self._last = None  # a round that fails leaves nothing in flight
+        spec = self._latest_spec = self._next_round.structure(running, rows, turn, last, self._draft_steps)
         if last is not None and self.options.debug:
             self._planner.bound(last.spec).check(self._planner.bound(spec))
         plan = self._planner.plan(spec.canonical())
         try:
             with torch.no_grad():
-                self._executor.run(plan, spec, self._batch(rows, plan, spec))
+                self._executor.run(plan, spec, self._batch(rows, drafted, plan, spec, turn))
             self._planner.prove(plan)
         except BaseException:
-            for row in rows:
+            for row in (*rows, *drafted):
                 self._speculator.forget(row.sequence)
             raise
-        self._last = LastRound.of(spec, rows)
+        self._last = LastRound.of(spec, turn, running)
+        self._scheduler.last_turn = self._scheduler.last_turn if turn is None else turn
         try:
             with self._scheduler.moving():
                 for row in rows:
                     self._commit(row, spec)
+                for row in drafted:
+                    self._take_candidates(row)
         except BaseException:  # an interrupt between two assignments: some request may be half moved
             self._cancel_all()
             raise
@@ -333,27 +342,45 @@ class Engine(Exclusive):
     def _draft_steps(self) -> int:
         return self.options.num_speculative_tokens if self._speculator.drafter else 0
 
-    def _batch(self, rows: list[RequestRows], plan: Plan, spec: RoundSpec) -> RoundBatch:
+    def _batch(
+        self, rows: list[RequestRows], drafted: list[RequestRows], plan: Plan, spec: RoundSpec, turn: int | None
+    ) -> RoundBatch:
         flat = [(row.tokens, row.kv.length, row.logits) for row in rows]
         inputs, places = flatten_rows(flat)
         seats = {row.sequence.seat: SeatRows(row.kv, *place) for row, place in zip(rows, places, strict=True)}
-        work = self._next_round.work_ahead(rows, plan, spec, self._draft_steps)
+        work = self._next_round.work_ahead(rows, plan, spec, turn, self._draft_steps)
+        drafts = rows if turn is None else drafted
         return RoundBatch(
             inputs,
             seats,
             accept=lambda logits: self._speculator.accept(rows, logits[0]),
-            draft=lambda step: self._speculator.draft(rows, step),
-            prepare=lambda: self._speculator.prepare(rows),
+            draft=lambda step: self._speculator.draft(drafts, step),
+            prepare=lambda: self._speculator.prepare(rows, drafts_beside=turn is not None),
             settle=lambda: self._speculator.settle(),
             work_ahead=lambda: next(work, False),
+            others={s.seat: s.kv for s in self._scheduler.running if s.kv is not None},
         )
+
+    def _take_candidates(self, row: RequestRows) -> None:
+        """Gives a request that did not verify what was drafted for it beside the round."""
+        sequence = row.sequence
+        if row.error is not None:
+            self._end_with_error(row)
+            return
+        sequence.candidates = row.next_candidates
+        if row.draft_failed and not sequence.candidates.tokens:
+            self._speculator.judge(row)
+
+    def _end_with_error(self, row: RequestRows) -> None:
+        sequence, error = row.sequence, row.error
+        cancelled = self._leave(sequence, FinishReason.CANCELLED)
+        sequence.inbox.append(StepOutput(sequence.request_id, [], cancelled, error=error))
 
     def _commit(self, row: RequestRows, spec: RoundSpec) -> None:
         """Moves the request to where the round brought it."""
         sequence = row.sequence
         if row.error is not None:
-            cancelled = self._leave(sequence, FinishReason.CANCELLED)
-            sequence.inbox.append(StepOutput(sequence.request_id, [], cancelled, error=row.error))
+            self._end_with_error(row)
             return
         row.kv.length += row.committed
         row.kv.streamed += next(s.offload for s in spec.seats if s.seat == sequence.seat)

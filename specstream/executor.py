@@ -154,7 +154,7 @@ class CpuExecutor:
         """What a launch of the task does; everything that a later round may change is looked up now."""
         match task.kind:
             case TaskKind.FETCH:
-                return self._fetch(task, spec.run_of(task))
+                return self._fetch(task, spec.run_of(task), batch)
             case TaskKind.OFFLOAD:
                 return self._offload(task.layer, spec.run_of(task))
             case TaskKind.ACCEPT:
@@ -169,8 +169,8 @@ class CpuExecutor:
         if task.kind is TaskKind.ATTEND:
             self.streamed_bytes += spec.run_of(task).count * self.store.layout.block_bytes
 
-    def _fetch(self, task: Task, run: ChunkRun) -> Callable[[], None]:
-        source = self._seats[run.seat][1].kv.host_view(task.layer, run.start, run.stop)
+    def _fetch(self, task: Task, run: ChunkRun, batch: RoundBatch) -> Callable[[], None]:
+        source = batch.kv_of(run.seat).host_view(task.layer, run.start, run.stop)
         destination = self.store.ring[self._slot(task), : run.count]
 
         def fetch() -> None:

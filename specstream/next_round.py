@@ -9,7 +9,7 @@ from specstream.memory import MemoryPlan
 from specstream.options import Options
 from specstream.plan import Plan
 from specstream.planner import Planner
-from specstream.round_spec import RoundSpec, SeatSpec
+from specstream.round_spec import ChunkRun, RoundSpec, SeatSpec
 from specstream.scheduler import RequestRows, Scheduler
 from specstream.sequence import Sequence
 
@@ -19,21 +19,23 @@ class LastRound:
     """A round, and which request sat in which seat: what the next one finds in flight."""
 
     spec: RoundSpec
+    turn: int | None
+    """Which cohort verified; None: all did."""
     seating: dict[int, int]
 
     @classmethod
-    def of(cls, spec: RoundSpec, rows: list[RequestRows]) -> LastRound:
-        return cls(spec, _seating(rows))
+    def of(cls, spec: RoundSpec, turn: int | None, running: list[Sequence]) -> LastRound:
+        return cls(spec, turn, _seating(running))
 
-    def still_wanted(self, spec: RoundSpec, rows: list[RequestRows]) -> int:
+    def still_wanted(self, spec: RoundSpec, running: list[Sequence]) -> int:
         """How many of the fetches it has issued ahead the next round counts on: those that are its own first ones.
 
         Whoever joins has nothing to fetch yet; whoever leaves costs what was fetched for him and for seats after his.
         """
-        count, seating = 0, _seating(rows)
+        count, seating = 0, _seating(running)
         for issued, wanted in zip(self.spec.exit, spec.first, strict=False):
             seat = wanted[1].seat
-            if issued != wanted or self.seating[seat] != seating[seat]:
+            if issued != wanted or self.seating.get(seat) != seating[seat]:
                 break
             count += 1
         return count
@@ -48,11 +50,25 @@ class NextRound:
     scheduler: Scheduler
     planner: Planner
 
-    def structure(self, rows: list[RequestRows], last: LastRound | None, draft_steps: int) -> RoundSpec:
-        """That of a round of these rows after another one, if that left anything in flight."""
+    def structure(
+        self,
+        running: list[Sequence],
+        rows: list[RequestRows],
+        turn: int | None,
+        last: LastRound | None,
+        draft_steps: int,
+    ) -> RoundSpec:
+        """That of a round of these rows after another one, if that left anything in flight.
+
+        Args:
+            running: all requests, of which cohort `turn` verifies; None: all do.
+        """
         seats = tuple(row.seat_spec(self.options.num_speculative_tokens) for row in rows)
-        spec = self._of(seats, draft_steps if any(row.logits for row in rows) else 0)
-        return spec if last is None else replace(spec, in_flight=last.still_wanted(spec, rows))
+        drafts = any(row.logits for row in rows) if turn is None else any(sequence.drafts for sequence in running)
+        spec = self._of(seats, draft_steps if drafts else 0)
+        if turn is not None:
+            spec = replace(spec, drafts_beside=True, next_runs=_next_runs(running, seats, 1 - turn))
+        return spec if last is None else replace(spec, in_flight=last.still_wanted(spec, running))
 
     def longest(self, draft_steps: int) -> RoundSpec:
         """The round of one request near `max_model_len`."""
@@ -63,17 +79,20 @@ class NextRound:
         seat = SeatSpec(0, resident, memory.tail_slots, streamed, 0, min(resident + streamed, total - 1), 1)
         return self._of((seat,), draft_steps).warm()
 
-    def work_ahead(self, rows: list[RequestRows], plan: Plan, spec: RoundSpec, draft_steps: int) -> Iterator[bool]:
+    def work_ahead(
+        self, rows: list[RequestRows], plan: Plan, spec: RoundSpec, turn: int | None, draft_steps: int
+    ) -> Iterator[bool]:
         """While a round is computed: proves its plan, then makes and proves those that the next one may need.
 
         Yields True after each piece of work: there may be more.
         """
         self.planner.prove(plan)
         yield True
-        this = LastRound.of(spec, rows)
+        this = LastRound.of(spec, turn, self.scheduler.running)
         for running in possible_requests(self.scheduler.running, rows, spec):
-            next_rows = self.scheduler.choose_rows(running)
-            structure = self.structure(next_rows, this, draft_steps).canonical()
+            next_turn = self.scheduler.turn_after(running, turn)
+            next_rows = self.scheduler.choose_rows(running, next_turn)
+            structure = self.structure(running, next_rows, next_turn, this, draft_steps).canonical()
             if next_rows and not self.planner.knows(structure):
                 following = self.planner.plan(structure)
                 self.planner.num_ahead += 1
@@ -140,6 +159,20 @@ def _request_after(row: RequestRows, offloaded: int, filled: int) -> Sequence | 
     return replace(sequence, kv=replace(kv, length=kv.length + committed, streamed=kv.streamed + offloaded))
 
 
-def _seating(rows: list[RequestRows]) -> dict[int, int]:
+def _seating(running: list[Sequence]) -> dict[int, int]:
     """Which request sits where."""
-    return {row.sequence.seat: row.sequence.request_id for row in rows}
+    return {sequence.seat: sequence.request_id for sequence in running}
+
+
+def _next_runs(running: list[Sequence], seats: tuple[SeatSpec, ...], turn: int) -> tuple[ChunkRun, ...]:
+    """What a round of cohort `turn` streams after one of these seats, and of prompts that go on."""
+    computed = {seat.seat: seat for seat in seats}
+    runs = []
+    for sequence in running:
+        kv, seat = sequence.kv, computed.get(sequence.seat)
+        assert kv is not None
+        if seat is None:
+            runs.append(ChunkRun(sequence.seat, kv.resident, kv.resident + kv.streamed))
+        elif not sequence.prompt_is_through:
+            runs.append(seat.next_on_host)
+    return tuple(runs)

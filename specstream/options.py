@@ -11,7 +11,7 @@ from specstream.errors import InvalidOption
 _WORDS = {
     "draft_sample_method": ("greedy", "probabilistic"),
     "rejection_sample_method": ("standard", "coupled", "synthetic"),
-    "drafting": ("auto", "off", "sequential"),
+    "drafting": ("auto", "off", "sequential", "cohorts"),
 }
 
 Size = int | str
@@ -51,10 +51,10 @@ class Options:
     """Options of `specstream.compile`. Every field is honoured or refused; "auto" is resolved by the memory plan.
 
     With draft=None an option that says how a draft works is refused by its name: draft_window, draft_sink,
-    draft_sample_method, drafting="sequential" and synthetic acceptance. Two are not: num_speculative_tokens, which is
-    the most candidates of a round, so that a script can leave out the draft and nothing else; and
-    rejection_sample_method="coupled", which also says how the target alone samples. With drafting="off" all are
-    allowed: it turns off a draft that is given, and what it would need stays as it is.
+    draft_sample_method, drafting (but for "auto" and "off") and synthetic acceptance. Two are not:
+    num_speculative_tokens, which is the most candidates of a round, so that a script can leave out the draft and
+    nothing else; and rejection_sample_method="coupled", which also says how the target alone samples. With
+    drafting="off" all are allowed: it turns off a draft that is given, and what it would need stays as it is.
 
     Raises:
         InvalidOption: a value outside what its field allows, or options that contradict each other.
@@ -91,8 +91,9 @@ class Options:
     """The chance that a candidate is accepted if those before it are."""
     synthetic_acceptance_length: float | None = None
     """Mean tokens a round, the target's own included."""
-    drafting: Literal["auto", "off", "sequential"] = "auto"
-    """When candidates are drafted. off is the same as draft=None."""
+    drafting: Literal["auto", "off", "sequential", "cohorts"] = "auto"
+    """When candidates are drafted. sequential: after each verification. cohorts: of two or more requests, half verify
+    while the others are drafted for, by turns. auto: sequential. off is the same as draft=None."""
     debug: bool = False
     """Fill freed memory with NaN and prove every plan against the one before it."""
 

@@ -126,6 +126,8 @@ class Plan:
         try:
             data = json.loads(text)
             spec = dict(data["spec"], seats=tuple(SeatSpec(**seat) for seat in data["spec"]["seats"]))
+            if spec["next_runs"] is not None:
+                spec["next_runs"] = tuple(ChunkRun(**run) for run in spec["next_runs"])
             steps = tuple(Step(StepOp(s["op"]), Lane(s["lane"]), s["name"]) for s in data["steps"])
             return cls(RoundSpec(**spec), tuple(map(_task_from_data, data["tasks"])), steps)
         except (ValueError, KeyError, TypeError) as error:

@@ -32,6 +32,10 @@ class ChunkRun:
     def count(self) -> int:
         return self.stop - self.start
 
+    def full(self, chunks_per_group: int) -> ChunkRun:
+        """As many groups, the last one full too."""
+        return ChunkRun(self.seat, self.start, self.start + -(-self.count // chunks_per_group) * chunks_per_group)
+
     def __iter__(self) -> Iterator[int]:
         return iter(range(self.start, self.stop))
 
@@ -145,7 +149,12 @@ class RoundSpec:
     in_flight: int
     """How many of this round's first fetches the round before has issued: at most as many as there are slots."""
     draft_steps: int
-    """Draft steps after acceptance; 0 when nothing drafts."""
+    """0 when nothing drafts."""
+    drafts_beside: bool = False
+    """Whether the draft steps are for requests that do not verify in this round, and run beside it; else they are for
+    its own requests, and come after acceptance."""
+    next_runs: tuple[ChunkRun, ...] | None = None
+    """What the next round streams, a run a request, if it is not a round of the same requests."""
 
     @cached_property
     def groups(self) -> tuple[ChunkRun, ...]:
@@ -155,11 +164,17 @@ class RoundSpec:
     @cached_property
     def next_groups(self) -> tuple[ChunkRun, ...]:
         """What every layer of the next round fetches if nobody joins or leaves."""
-        return group_chunks(tuple(s.next_on_host for s in self.seats), self.chunks_per_group)
+        runs = tuple(s.next_on_host for s in self.seats) if self.next_runs is None else self.next_runs
+        return group_chunks(runs, self.chunks_per_group)
 
     def canonical(self) -> RoundSpec:
         """The representative of all rounds that run the same plan."""
-        return replace(self, seats=tuple(seat.canonical(self.chunks_per_group) for seat in self.seats))
+        seats = tuple(seat.canonical(self.chunks_per_group) for seat in self.seats)
+        if self.next_runs is None:
+            return replace(self, seats=seats)
+        own = {seat.seat: seat.next_on_host for seat in seats}
+        next_runs = tuple(own.get(run.seat) or run.full(self.chunks_per_group) for run in self.next_runs)
+        return replace(self, seats=seats, next_runs=next_runs)
 
     def run_of(self, task: Task) -> ChunkRun:
         """The chunks that a fetch, attend or offload of the canonical plan is about in this round; none is possible."""

@@ -42,7 +42,7 @@ class RoundWork:
         return self._linear(weight_bytes, self.logit_rows if last else sum(self.rows.values()))
 
     def draft_step(self, weight_bytes: int) -> int:
-        """One row of each request through a draft, if that has the target's precision."""
+        """A row of each request through a draft of the target's precision; a cohort drafted for beside is as large."""
         return self._linear(weight_bytes, len(self.spec.seats))
 
     def local(self, attention: AttentionSpec, seat: SeatSpec, chunks: int) -> int:

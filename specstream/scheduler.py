@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from specstream.cohorts import next_turn
 from specstream.errors import OutOfBudget
 from specstream.kv import DeviceStore, HostStore, SequenceKV
 from specstream.memory import MemoryPlan
@@ -42,6 +43,17 @@ class RequestRows:
     error: Exception | None = None
     """What went wrong for this request alone: nothing of the round counts for it, and it ends."""
 
+    @classmethod
+    def drafted_only(cls, sequence: Sequence) -> RequestRows:
+        """The part of a request that does not verify in the round: it is drafted for."""
+        assert sequence.kv is not None
+        return cls(sequence, sequence.kv, [], False, Candidates(), 0)
+
+    @property
+    def verifies(self) -> bool:
+        """Whether it has rows in the round; else it is only drafted for."""
+        return bool(self.tokens)
+
     @property
     def committed(self) -> int:
         """Rows whose KV stays."""
@@ -74,6 +86,9 @@ class Scheduler:
     store: DeviceStore
     host: HostStore
     max_num_seqs: int
+    cohorts: bool = False
+    """Whether requests verify in two groups, by turns."""
+    last_turn: int = 1
     waiting: deque[Sequence] = field(default_factory=deque)
     running: list[Sequence] = field(default_factory=list)
     free_seats: list[int] = field(init=False)
@@ -82,6 +97,10 @@ class Scheduler:
 
     def __post_init__(self) -> None:
         self.free_seats = list(range(self.max_num_seqs))
+
+    def turn_after(self, running: list[Sequence], turn: int | None) -> int | None:
+        """Which cohort of the running requests verifies after a round of cohort `turn`; None: all do."""
+        return next_turn(running, self.last_turn if turn is None else turn) if self.cohorts else None
 
     @contextmanager
     def moving(self) -> Iterator[None]:
@@ -161,10 +180,11 @@ class Scheduler:
             self.free_seats = sorted([*self.free_seats, sequence.seat])
             self.running.remove(sequence)
 
-    def choose_rows(self, running: list[Sequence]) -> list[RequestRows]:
+    def choose_rows(self, running: list[Sequence], turn: int | None = None) -> list[RequestRows]:
         """The next round of the running requests, as they are or as they may come to be.
 
-        That is every request's candidates, or the next part of its prompt while the token budget lasts.
+        That is the candidates of every request, or of those of a cohort, and the next part of each prompt while the
+        token budget lasts.
         """
         rows = []
         budget, buffered = self.memory.max_num_batched_tokens, 0
@@ -181,9 +201,14 @@ class Scheduler:
                     part.buffer_start = buffered if chunks else None
                     buffered += chunks
                     rows.append(part)
-            else:
+            elif turn is None or sequence.cohort == turn:
                 room = min(kv.room, sequence.limit - len(tokens))
                 candidates = sequence.candidates.first(room - 1)
                 verified = [tokens[-1], *candidates.tokens]
                 rows.append(RequestRows(sequence, kv, verified, False, candidates, len(verified)))
         return rows
+
+    def choose_drafted(self, running: list[Sequence], turn: int | None) -> list[RequestRows]:
+        """The requests that are drafted for while cohort `turn` verifies: those of the other one."""
+        waiting = (sequence for sequence in running if sequence.prompt_is_through and sequence.cohort != turn)
+        return [] if turn is None else [RequestRows.drafted_only(sequence) for sequence in waiting]

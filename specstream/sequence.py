@@ -63,12 +63,19 @@ class Sequence:
     """transformers' criteria; they see committed tokens only, one more at a time."""
     drafts: bool = True
     """Whether candidates are proposed for it."""
+    cohort: int = 0
+    """Which of the two groups it is of, where requests verify by turns; see `specstream.cohorts`."""
     useless_rounds: int = 0
     """Rounds in a row in which its draft failed or none of its candidates was accepted."""
     kept: Kept = field(default_factory=Kept)
     token_scores: TokenScores = field(default_factory=TokenScores)
     candidates: Candidates = field(default_factory=Candidates)
     metrics: RequestMetrics = field(default_factory=RequestMetrics)
+
+    @property
+    def prompt_is_through(self) -> bool:
+        """Whether its next rows are a verification."""
+        return self.kv is not None and self.kv.length >= self.prompt_length
 
     @property
     def new_tokens(self) -> list[int]:

@@ -38,14 +38,21 @@ class Speculator:
     """What `warn` has still to say."""
     _on_device: bool = field(default=False, init=False)
     """Whether the round is the kernels'."""
+    _beside: bool = field(default=False, init=False)
+    """Whether its draft steps are for other requests than it verifies."""
 
-    def prepare(self, rows: list[RequestRows]) -> bool:
+    def prepare(self, rows: list[RequestRows], *, drafts_beside: bool = False) -> bool:
         """Before a round's logits are there: finds out whether the round is the kernels'.
 
+        Args:
+            drafts_beside: whether candidates are proposed for other requests than these.
+
         Returns:
-            Whether `accept` and `draft` will not wait for the device.
+            Whether `accept` and what comes after it will not wait for the device.
         """
-        self._on_device = self.kernels is not None and self.kernels.prepare([row for row in rows if row.logits])
+        self._beside = drafts_beside
+        verified = [row for row in rows if row.logits]
+        self._on_device = self.kernels is not None and self.kernels.prepare(verified, drafts=not drafts_beside)
         return self._on_device and not self._drafts_on_host
 
     def accept(self, rows: list[RequestRows], logits: Tensor) -> None:
@@ -73,7 +80,7 @@ class Speculator:
 
     def draft(self, rows: list[RequestRows], step: int) -> None:
         """One draft step for every request that goes on and has room for one more candidate."""
-        if self._on_device:
+        if self._on_device and not self._beside:
             assert self.kernels is not None
             self.kernels.draft()
         else:
@@ -119,7 +126,7 @@ class Speculator:
             return
         if outcome.candidates is not None:
             row.next_candidates, row.draft_failed = outcome.candidates, outcome.draft_failed
-        elif self.kernels is not None and self.kernels.drafter is not None:
+        elif self.kernels is not None and self.kernels.drafter is not None and not self._beside:
             for step in range(self.kernels.depth):
                 self._draft([row], step)
 
@@ -160,13 +167,14 @@ class Speculator:
 
     @property
     def _drafts_on_host(self) -> bool:
-        """Whether there is a drafter that the kernels cannot run."""
-        return self.drafter is not None and (self.kernels is None or self.kernels.drafter is None)
+        """Whether draft steps after acceptance are none of the kernels'."""
+        kernels_draft = self.kernels is not None and self.kernels.drafter is not None
+        return self.drafter is not None and not self._beside and not kernels_draft
 
     def _has_room(self, row: RequestRows, step: int) -> bool:
         """Whether the request goes on and has a place for candidate `step`, in its limit and the draft's positions."""
         assert self.drafter is not None
-        if not row.produced or row.finish_reason or row.draft_failed or not row.sequence.drafts:
+        if (row.verifies and not row.produced) or row.finish_reason or row.draft_failed or not row.sequence.drafts:
             return False
         length = len(row.sequence.tokens) + len(row.produced)
         return length + step < self.drafter.most_length(row.sequence.limit)

@@ -55,17 +55,17 @@ def tiny() -> torch.nn.Module:
     return build("qwen3", torch.float32, 0, eos_token_id=None, **shape)
 
 
-def engine_of(target: Any, drafting: Any, kernels: bool, **options: Any) -> Engine:
+def engine_of(target: Any, draft_model: Any, kernels: bool, **options: Any) -> Engine:
     """An engine of the CPU's; or one that drafts as on a CUDA device, and has the kernels choose its tokens."""
     given: dict[str, Any] = {"max_model_len": 64, "chunk_tokens": 8, "max_num_seqs": 3} | options
-    engine = make_engine(target, drafting, **given)
+    engine = make_engine(target, draft_model, **given)
     speculator, spec = engine._speculator, captured(target).spec
     if not kernels:
         return engine
     drafter = None
-    if drafting is not None:
+    if draft_model is not None:
         window = DraftWindow(given["max_model_len"], given.get("draft_window"), given.get("draft_sink", 4))
-        drafter = CudaDrafter(captured(drafting), window, spec.vocab_size, given["max_num_seqs"])
+        drafter = CudaDrafter(captured(draft_model), window, spec.vocab_size, given["max_num_seqs"])
     depth, seats = engine.options.num_speculative_tokens, engine.options.max_num_seqs
     rounds = DeviceRounds(speculator.speculation, drafter, depth, seats, spec.vocab_size, spec.device)
     speculator.drafter, speculator.kernels = drafter, rounds
@@ -119,6 +119,16 @@ def test_sampling(method: str, draft_method: str) -> None:
     options: dict[str, Any] = {"num_speculative_tokens": 3, "rejection_sample_method": method}
     options["draft_sample_method"] = draft_method
     _, _, (proposed, accepted, _) = check_same(tiny(), near(), PROMPTS[:2], options, max_new_tokens=9, **SAMPLED)
+    assert 0 < accepted < proposed
+
+
+@pytest.mark.parametrize("method", ["greedy", "standard", "coupled"])
+def test_cohorts(method: str) -> None:
+    """Whoever does not verify is drafted for beside the round."""
+    options: dict[str, Any] = {"num_speculative_tokens": 3, "drafting": "cohorts"}
+    arguments: dict[str, Any] = {} if method == "greedy" else SAMPLED
+    options |= {} if method == "greedy" else {"rejection_sample_method": method}
+    _, _, (proposed, accepted, _) = check_same(tiny(), near(), PROMPTS, options, max_new_tokens=9, **arguments)
     assert 0 < accepted < proposed
 
 

@@ -62,6 +62,8 @@ def cases(draw: st.DrawFn, architectures: tuple[str, ...]) -> Case:
         "max_num_seqs": draw(st.integers(1, 4)),
         "max_num_batched_tokens": draw(st.sampled_from([1, 2, 5, 13, 32, 2048])),
     }
+    if draft != "none":
+        options["drafting"] = draw(st.sampled_from(["sequential", "cohorts"]))
     if draft == "windowed":
         options |= {"draft_window": draw(st.integers(1, 24)), "draft_sink": draw(st.integers(0, 4))}
     return Case(
