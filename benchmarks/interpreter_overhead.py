@@ -19,11 +19,11 @@ from torch import Tensor, fx, nn
 
 from specstream.attention import LayerAttention
 from specstream.batch import RoundBatch, SeatRows
-from specstream.cost import CPU_PROFILE
 from specstream.executor import CpuExecutor
 from specstream.graph import AttentionSite, AttentionSpec, ModelSpec, PartitionedModel, Piece
 from specstream.kv import ChunkLayout, DeviceStore, HostStore, SequenceKV
 from specstream.planner import Planner
+from specstream.profiles import CPU_PROFILE
 from specstream.round_spec import RoundSpec, SeatSpec
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from specstream.graph import PartitionedModel
 from specstream.round_graph import IN_PLACE, Content, Region, RoundGraph, Task, TaskKind
 from specstream.round_spec import PROMPT_SLOTS, ChunkRun, RoundSpec, SeatSpec
+from specstream.round_work import RoundWork
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,8 @@ class ExpandFetches:
     spec: RoundSpec
     draft_weight_bytes: int = 0
     """What one draft step reads from device memory, for its cost."""
+    verified_rows: int = 1
+    """Rows of a verification, at most, for the costs."""
     name: str = "expand_fetches"
 
     def run(self, ir: PartitionedModel) -> RoundGraph:
@@ -34,10 +37,10 @@ class ExpandFetches:
             raise ValueError(f"attended groups {attended} are not the streamed ones {expected}")
 
     def _tasks(self, model: PartitionedModel) -> Iterator[Task]:
-        spec = self.spec
+        spec, work = self.spec, RoundWork(self.spec, model.spec, self.verified_rows)
         fetch_index, issued_before = 0, len(spec.entry)
         for layer, site in enumerate(model.sites):
-            yield self._piece(model, layer)
+            yield self._piece(model, layer, work)
             operands = (_value(site.query), _value(site.key), _value(site.value))
             written = [content for seat in spec.seats for content in _appended(layer, seat)]
             begun = [region for seat in spec.seats for region in _taken_over(layer, seat)]
@@ -52,8 +55,8 @@ class ExpandFetches:
             for seat in spec.seats:
                 if seat.offload:
                     yield self._offload(layer, seat)
-            local = [content for seat in spec.seats for content in _on_device(layer, seat)]
-            chunks = sum(content.region.stop - content.region.start for content in local)
+            on_device = [(seat, _on_device(layer, seat)) for seat in spec.seats]
+            local = [content for _, contents in on_device for content in contents]
             yield Task(
                 f"local/{layer}",
                 TaskKind.LOCAL,
@@ -61,13 +64,15 @@ class ExpandFetches:
                 writes=(Region("state"),),
                 expects=tuple(local),
                 layer=layer,
-                memory_bytes=chunks * spec.bytes_per_chunk,
+                memory_bytes=_chunks(local) * spec.bytes_per_chunk,
+                flops=sum(work.local(site.spec, seat, _chunks(contents)) for seat, contents in on_device),
             )
             for group, run in enumerate(spec.groups):
                 phase = "before" if fetch_index < issued_before else "now"
                 staged = _staged(layer, run, fetch_index % spec.staging_slots)
                 yield self._fetch(f"fetch/{layer}/{group}", layer, group, run, staged, phase)
-                yield self._attend(layer, group, run, staged, operands[0])
+                flops = work.attend(site.spec, run.seat, run.count)
+                yield self._attend(layer, group, run, staged, operands[0], flops)
                 fetch_index += 1
             yield Task(
                 f"merge/{layer}",
@@ -76,13 +81,13 @@ class ExpandFetches:
                 writes=(_value(site.out),),
                 layer=layer,
             )
-        yield self._piece(model, spec.num_layers)
+        yield self._piece(model, spec.num_layers, work)
         for index, (layer, run) in enumerate(spec.exit):
             staged = _staged(layer, run, (fetch_index + index) % spec.staging_slots)
             group = index % len(spec.next_groups)
             yield self._fetch(f"ahead/{layer}/{group}", layer, group, run, staged, "ahead")
         if spec.drafts_beside:
-            yield from self._drafts(Region("other_candidates"))
+            yield from self._drafts(work, Region("other_candidates"))
         yield Task(
             "accept",
             TaskKind.ACCEPT,
@@ -90,9 +95,9 @@ class ExpandFetches:
             writes=(Region("outcome"),),
         )
         if not spec.drafts_beside:
-            yield from self._drafts(Region("candidates"), Region("outcome"))
+            yield from self._drafts(work, Region("candidates"), Region("outcome"))
 
-    def _drafts(self, candidates: Region, *outcome: Region) -> Iterator[Task]:
+    def _drafts(self, work: RoundWork, candidates: Region, *outcome: Region) -> Iterator[Task]:
         for step in range(self.spec.draft_steps):
             yield Task(
                 f"draft/{step}",
@@ -101,9 +106,10 @@ class ExpandFetches:
                 writes=(Region("draft_kv"), candidates),
                 step=step,
                 memory_bytes=self.draft_weight_bytes,
+                flops=work.draft_step(self.draft_weight_bytes),
             )
 
-    def _piece(self, model: PartitionedModel, index: int) -> Task:
+    def _piece(self, model: PartitionedModel, index: int, work: RoundWork) -> Task:
         piece = model.pieces[index]
         return Task(
             f"piece/{index}",
@@ -111,7 +117,8 @@ class ExpandFetches:
             reads=tuple(map(_value, piece.inputs)),
             writes=tuple(map(_value, piece.outputs)),
             layer=index,
-            memory_bytes=piece.weight_bytes,
+            memory_bytes=piece.read_bytes,
+            flops=work.piece(index, piece.read_bytes),
         )
 
     def _offload(self, layer: int, seat: SeatSpec) -> Task:
@@ -148,7 +155,7 @@ class ExpandFetches:
             link_bytes=run.count * self.spec.bytes_per_chunk,
         )
 
-    def _attend(self, layer: int, group: int, run: ChunkRun, staged: Content, query: Region) -> Task:
+    def _attend(self, layer: int, group: int, run: ChunkRun, staged: Content, query: Region, flops: int) -> Task:
         return Task(
             f"attend/{layer}/{group}",
             TaskKind.ATTEND,
@@ -160,11 +167,16 @@ class ExpandFetches:
             group=group,
             slot=staged.region.start,
             memory_bytes=run.count * self.spec.bytes_per_chunk,
+            flops=flops,
         )
 
 
 def _value(name: str) -> Region:
     return Region(f"value/{name}")
+
+
+def _chunks(contents: list[Content]) -> int:
+    return sum(content.region.stop - content.region.start for content in contents)
 
 
 def _device(layer: int, seat: SeatSpec, chunk: int) -> Content:

@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from specstream.compiler import compile_model, lower_model
-from specstream.cost import CPU_PROFILE, CUDA_PROFILE
 from specstream.draft import FEED_TOKENS, Drafter, DraftWindow
 from specstream.engine import Engine
 from specstream.errors import InvalidOption, UnsupportedModel
@@ -24,6 +23,7 @@ from specstream.models.load import load_model
 from specstream.models.rope import inherited_rope, max_positions
 from specstream.options import Options
 from specstream.planner import Planner
+from specstream.profiles import CPU_PROFILE, cuda_profile
 from specstream.speculate import Speculation
 from specstream.speculator import Speculator
 
@@ -162,7 +162,8 @@ def build_engine(
         host.prepare()
     drafter = drafter_kind(draft, window, target.spec.vocab_size, options.max_num_seqs) if draft else None
     speculator = _speculator(options, target.spec, drafter)
-    planner = Planner(target, CUDA_PROFILE if on_cuda else CPU_PROFILE, memory.draft_weights)
+    profile = cuda_profile(torch.cuda.get_device_name(device)) if on_cuda else CPU_PROFILE
+    planner = Planner(target, profile, draft.read_bytes if draft else 0, options.num_speculative_tokens + 1)
     executor = _executor(target, store, memory)
     return Engine(options, memory, planner, executor, host, speculator, tokenizer, generation_config)
 

@@ -86,6 +86,7 @@ def measure(given: argparse.Namespace, progress: Progress, models: BenchModels) 
             "link_bytes_per_second": link,
             "device_copy_bytes_per_second": device_copy,
             **summarise(rounds, link),
+            "profile": engine._planner.profile.name,
             "predicted_ms": predicted_ms(engine),
             "setup_peak_device_bytes": setup_peak,
             "peak_device_bytes": peak_memory(device),
@@ -143,7 +144,7 @@ def table_rows(figures: dict[str, Any]) -> dict[str, str]:
         "link utilization": link_use(figures),
         "copy on the device": f"{figures['device_copy_bytes_per_second'] / 1e9:.1f} GB/s",
         "host launch": milliseconds(figures["launch_ms"]),
-        "predicted ms": predicted,
+        "predicted ms": f"{predicted}, for the profile {figures['profile']}",
         **memory_rows(figures),
     }
     if figures["target"]["rope"]:

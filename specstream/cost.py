@@ -1,4 +1,4 @@
-"""Device profiles: the few figures from which a task's duration is predicted."""
+"""Roofline costs: the few figures of a device from which a task's duration is predicted."""
 
 from __future__ import annotations
 
@@ -9,23 +9,32 @@ from specstream.round_graph import Task, TaskKind
 
 @dataclass(frozen=True)
 class DeviceProfile:
-    """A device and its link, as a roofline."""
+    """A device and its link, as a roofline. Rates are those a program gets, not the most a data sheet promises.
+
+    1 GB/s is 1000 bytes a microsecond, 1 TFLOP/s is a million operations.
+    """
 
     name: str
-    link_bytes_per_us: float
-    """Host-to-device copies; 1 GB/s is 1000 bytes per us."""
+    """What a user types."""
+    torch_names: tuple[str, ...]
+    """What `torch.cuda.get_device_name` calls it."""
+    device_memory_bytes: int | None
+    """None where the device is the host, whose size it has."""
+    host_to_device_bytes_per_us: float
+    device_to_host_bytes_per_us: float
     memory_bytes_per_us: float
+    """Reads and writes of the device's own memory."""
+    flops_per_us: float
+    """Of dense matrices in half precision."""
     launch_us: float
     """Fixed cost of a task."""
+    source: str
+    """Where the figures come from."""
 
     def cost_us(self, task: Task) -> float:
-        """Predicted duration: a fixed cost, plus the bytes at the speed of what moves them."""
-        if task.kind in (TaskKind.FETCH, TaskKind.OFFLOAD):
-            return self.launch_us + task.link_bytes / self.link_bytes_per_us
-        return self.launch_us + task.memory_bytes / self.memory_bytes_per_us
-
-
-CUDA_PROFILE = DeviceProfile("cuda", link_bytes_per_us=55_000, memory_bytes_per_us=4_200_000, launch_us=5)
-"""One H200 on PCIe 5 x16, in round figures."""
-CPU_PROFILE = DeviceProfile("cpu", link_bytes_per_us=5_000, memory_bytes_per_us=5_000, launch_us=30)
-"""Two cores of a server, in round figures: host and device tier are the same memory."""
+        """Predicted duration: a fixed cost, plus what takes longer, moving the bytes or computing."""
+        if task.kind is TaskKind.FETCH:
+            return self.launch_us + task.link_bytes / self.host_to_device_bytes_per_us
+        if task.kind is TaskKind.OFFLOAD:
+            return self.launch_us + task.link_bytes / self.device_to_host_bytes_per_us
+        return self.launch_us + max(task.memory_bytes / self.memory_bytes_per_us, task.flops / self.flops_per_us)

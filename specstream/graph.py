@@ -6,9 +6,12 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import attrgetter
 
 import torch
 from torch import Tensor, fx
+
+from specstream.nodes import op_name
 
 
 @dataclass(frozen=True)
@@ -114,10 +117,16 @@ class Piece:
         return f"{self.inputs} -> {self.outputs}, frees {self.frees}"
 
     @cached_property
-    def weight_bytes(self) -> int:
-        """Bytes of the parameters and buffers the piece reads."""
-        tensors = {id(t): t for t in (*self.module.parameters(), *self.module.buffers())}
+    def read_bytes(self) -> int:
+        """Bytes of the parameters and buffers that a call reads whole: not of tables that rows are looked up in."""
+        read = [node for node in self.module.graph.find_nodes(op="get_attr") if not _is_table(node)]
+        tensors = {id(t): t for t in (attrgetter(str(node.target))(self.module) for node in read)}
         return sum(t.nbytes for t in tensors.values())
+
+
+def _is_table(node: fx.Node) -> bool:
+    """Whether a weight is there for nothing but embeddings."""
+    return bool(node.users) and all(op_name(user) == "embedding" for user in node.users)
 
 
 @dataclass(frozen=True)
@@ -154,6 +163,11 @@ class PartitionedModel:
         """Bytes of parameters and buffers, those that two pieces share counted once."""
         tensors = {id(t): t for p in self.pieces for t in (*p.module.parameters(), *p.module.buffers())}
         return sum(t.nbytes for t in tensors.values())
+
+    @property
+    def read_bytes(self) -> int:
+        """Bytes of them that a forward reads."""
+        return sum(piece.read_bytes for piece in self.pieces)
 
     def validate(self) -> None:
         """Raises ValueError if a value is read that nothing wrote, or the counts do not fit together."""

@@ -20,11 +20,11 @@ KEPT_PLANS = 256
 
 
 def round_passes(
-    spec: RoundSpec, profile: DeviceProfile, draft_weight_bytes: int, *, prove: bool = True
+    spec: RoundSpec, profile: DeviceProfile, draft_weight_bytes: int, verified_rows: int = 1, *, prove: bool = True
 ) -> tuple[Pass, ...]:
     """The passes from the cut model to a plan, in order."""
     return (
-        ExpandFetches(spec, draft_weight_bytes),  # first: everything later is about the tasks it lists
+        ExpandFetches(spec, draft_weight_bytes, verified_rows),  # first: everything later is about the tasks it lists
         EstimateCosts(profile),  # before lanes, so that placement can weigh durations
         AssignLanes(prove),  # last: fixes the order and proves it
     )
@@ -40,6 +40,9 @@ class Planner:
     model: PartitionedModel
     profile: DeviceProfile
     draft_weight_bytes: int = 0
+    """What one draft step reads."""
+    verified_rows: int = 1
+    """Rows of a verification, at most."""
     num_planned: int = 0
     num_ahead: int = 0
     """Of these, how many were made while a round was computed, which delays nobody."""
@@ -50,7 +53,7 @@ class Planner:
 
     def bound(self, spec: RoundSpec) -> Plan:
         """The plan that a round of exactly this structure runs: that of its canonical form, on its own chunks."""
-        first = round_passes(spec, self.profile, self.draft_weight_bytes)[:-1]
+        first = self._passes(spec, prove=True)[:-1]
         plan = self.plan(spec.canonical())
         self.prove(plan)
         return bind(plan, PassRunner("bound", None).run(first, self.model))
@@ -65,7 +68,7 @@ class Planner:
         if plan is None:
             self.runner = PassRunner(f"round_{self.num_planned:04d}")
             self.num_planned += 1
-            plan = self.runner.run(round_passes(spec, self.profile, self.draft_weight_bytes, prove=False), self.model)
+            plan = self.runner.run(self._passes(spec, prove=False), self.model)
             self._unproven.add(spec)
             self._plans[spec] = plan
             if len(self._plans) > KEPT_PLANS:
@@ -87,3 +90,6 @@ class Planner:
             del self._plans[plan.spec]
             raise
         self._unproven.remove(plan.spec)
+
+    def _passes(self, spec: RoundSpec, *, prove: bool) -> tuple[Pass, ...]:
+        return round_passes(spec, self.profile, self.draft_weight_bytes, self.verified_rows, prove=prove)

@@ -85,6 +85,8 @@ class Task(NamedTuple):
     """Bytes over the link, either way."""
     memory_bytes: int = 0
     """Bytes read from device memory."""
+    flops: int = 0
+    """Floating-point operations, about."""
     cost_us: float = 0.0
     """Predicted duration."""
 

@@ -67,6 +67,7 @@ def test_figures_of_rounds_fit_together(tmp_path: Path, capsys: pytest.CaptureFi
     assert figures["link_utilization"] == pytest.approx(streamed / (figures["round_ms"] / 1e3 * link))
     assert figures["device_kv_bytes"] == chunk_bytes * 2 * 3 + 4 * chunk_bytes // 3
     assert figures["target"] == {"name": "tiny", "parameters": 29_456, "rope": None}
+    assert figures["profile"] == "cpu"
     assert figures["predicted_ms"]["round"] >= figures["predicted_ms"]["link"] > 0
     assert figures["launch_ms"] is figures["peak_device_bytes"] is figures["slowest_changed_over_median"] is None
     assert figures["versions"].keys() == {"specstream", "torch", "transformers"}

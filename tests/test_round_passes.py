@@ -8,7 +8,6 @@ from pathlib import Path
 import networkx as nx
 import pytest
 
-from specstream.cost import CPU_PROFILE
 from specstream.errors import InvalidPlan
 from specstream.passes.assign_lanes import AssignLanes
 from specstream.passes.estimate_costs import EstimateCosts
@@ -16,6 +15,7 @@ from specstream.passes.expand_fetches import ExpandFetches
 from specstream.pipeline import PassRunner
 from specstream.plan import Lane, StepOp
 from specstream.planner import Planner, round_passes
+from specstream.profiles import CPU_PROFILE
 from specstream.round_graph import Region, RoundGraph, Task, TaskKind
 from specstream.round_spec import RoundSpec, SeatSpec
 from specstream.simulate import simulate
@@ -75,7 +75,7 @@ def test_estimate_costs_prices_bytes_and_refuses_free_tasks() -> None:
     graph = expand(SPEC)
     priced = EstimateCosts(CPU_PROFILE).run(graph)
     fetch = next(t for t in priced.tasks if t.name == "fetch/0/0")
-    assert fetch.cost_us == CPU_PROFILE.launch_us + 200 / CPU_PROFILE.link_bytes_per_us
+    assert fetch.cost_us == CPU_PROFILE.launch_us + 200 / CPU_PROFILE.host_to_device_bytes_per_us
     with pytest.raises(ValueError, match=r"tasks without a cost: .'piece/0'"):
         EstimateCosts(CPU_PROFILE).check(graph)
 

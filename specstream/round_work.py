@@ -1,0 +1,72 @@
+"""What the tasks of a round compute, as far as its structure says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from specstream.graph import AttentionSpec, ModelSpec
+from specstream.round_spec import RoundSpec, SeatSpec
+
+
+@dataclass(frozen=True)
+class RoundWork:
+    """Floating-point operations; a multiplication and the addition that goes with it are two.
+
+    How many rows a request has is data. So a verification is reckoned with all the rows that it may have, and a part
+    of a prompt with all that fit into its chunks. A part of no more chunks than a verification has looks like one.
+    """
+
+    spec: RoundSpec
+    model: ModelSpec
+    verified_rows: int
+    """Of a verification, at most: the target's latest token and the candidates."""
+
+    @property
+    def chunk_tokens(self) -> int:
+        return self.spec.bytes_per_chunk // self.model.kv_bytes_per_token_layer
+
+    @cached_property
+    def rows(self) -> dict[int, int]:
+        """By seat."""
+        return {seat.seat: self._rows(seat) for seat in self.spec.seats}
+
+    @cached_property
+    def logit_rows(self) -> int:
+        """Rows that the output head sees: of a part of a prompt the last one."""
+        return sum(1 if self._is_prompt(seat) else self.verified_rows for seat in self.spec.seats)
+
+    def piece(self, index: int, weight_bytes: int) -> int:
+        """Piece `index`. Most of the last one's weights are the output head's: it is reckoned with the head's rows."""
+        last = index == self.spec.num_layers
+        return self._linear(weight_bytes, self.logit_rows if last else sum(self.rows.values()))
+
+    def draft_step(self, weight_bytes: int) -> int:
+        """A row of each request through a draft of the target's precision; a cohort drafted for beside is as large."""
+        return self._linear(weight_bytes, len(self.spec.seats))
+
+    def local(self, attention: AttentionSpec, seat: SeatSpec, chunks: int) -> int:
+        """A request's rows over its chunks on the device: of those that the rows lie in they see half on average."""
+        return self._attention(attention, seat.seat, chunks * self.chunk_tokens - seat.span * self.chunk_tokens // 2)
+
+    def attend(self, attention: AttentionSpec, seat: int, chunks: int) -> int:
+        """A request's rows over chunks that were fetched."""
+        return self._attention(attention, seat, chunks * self.chunk_tokens)
+
+    def _linear(self, weight_bytes: int, rows: int) -> int:
+        return 2 * rows * (weight_bytes // self.model.dtype.itemsize)
+
+    def _attention(self, attention: AttentionSpec, seat: int, keys: int) -> int:
+        """Scores, and the values they weigh."""
+        return 2 * 2 * self.rows[seat] * attention.num_heads * attention.head_dim * keys
+
+    def _rows(self, seat: SeatSpec) -> int:
+        if not self._is_prompt(seat):
+            return self.verified_rows
+        # In its own blocks it is given one chunk more, for a start within the first.
+        chunks = seat.span - 1 if seat.buffer_start is None else seat.span
+        return chunks * self.chunk_tokens
+
+    def _is_prompt(self, seat: SeatSpec) -> bool:
+        most_of_verification = 1 + -(-(self.verified_rows - 1) // self.chunk_tokens)
+        return seat.buffer_start is not None or seat.span > most_of_verification
