@@ -32,7 +32,7 @@ from specstream.cli import UsageError, chosen_options
 from specstream.engine import Engine
 from specstream.options import format_size
 from specstream.plan import Lane
-from specstream.simulate import simulate
+from specstream.steady import steady_round
 
 MOST_QUERIES = 129
 """A token of the target's own and 128 candidates."""
@@ -126,11 +126,11 @@ def summarise(rounds: list[Round], link: float) -> dict[str, Any]:
 
 
 def predicted_ms(engine: Engine) -> dict[str, float]:
-    """What the plan of the latest round says: the round, and how long each lane is busy in it."""
+    """What the plan of the latest round says: a round in steady state, and how long each lane is busy in it."""
     assert engine._latest_spec is not None
-    timeline = simulate(engine._planner.plan(engine._latest_spec.canonical()))
+    timeline = steady_round(engine._planner.plan(engine._latest_spec.canonical()))
     busy = {lane.value: timeline.busy_us(lane) / 1e3 for lane in Lane}
-    return {"round": timeline.round_us / 1e3} | {name: ms for name, ms in busy.items() if ms}
+    return {"round": timeline.period_us / 1e3} | {name: ms for name, ms in busy.items() if ms}
 
 
 def table_rows(figures: dict[str, Any]) -> dict[str, str]:

@@ -18,7 +18,6 @@ from specstream.planner import Planner, round_passes
 from specstream.profiles import CPU_PROFILE
 from specstream.round_graph import Region, RoundGraph, Task, TaskKind
 from specstream.round_spec import RoundSpec, SeatSpec
-from specstream.simulate import simulate
 from tests.toy import make_plan, round_spec, seat, toy_model
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -142,27 +141,6 @@ def test_a_graph_that_cannot_be_ordered_is_a_deadlock() -> None:
     graph = RoundGraph(SPEC, tuple(tasks), {"fetch": {"piece": "order"}, "attend": {"fetch": "data"}})
     with pytest.raises(InvalidPlan, match="deadlock: attend needs fetch, which cannot start before it"):
         AssignLanes().run(graph)
-
-
-def test_simulation_agrees_with_a_hand_made_schedule() -> None:
-    plan = make_plan(round_spec(seat(streamed=4), layers=1, slots=1, group=2, warm=False, drafts=0))
-    cost = {"fetch": 10.0, "attend": 3.0, "piece": 1.0, "append": 1.0, "local": 1.0, "merge": 1.0, "accept": 1.0}
-    plan = replace(plan, tasks=tuple(t._replace(cost_us=cost[t.kind.value]) for t in plan.tasks))
-    spans = {s.task: (s.start_us, s.stop_us) for s in simulate(plan).spans}
-    expected = {
-        "fetch/0/0": (0.0, 10.0),
-        "attend/0/0": (10.0, 13.0),
-        "fetch/0/1": (13.0, 23.0),  # one slot: it waits for the first attend
-        "attend/0/1": (23.0, 26.0),
-        "ahead/0/0": (26.0, 36.0),
-    }
-    assert {name: spans[name] for name in expected} == expected
-    timeline = simulate(plan)
-    assert timeline.round_us == 29
-    assert [(s.task, s.waited_us, s.cause) for s in timeline.bubbles()] == [
-        ("attend/0/1", 10.0, "fetch/0/1"),
-        ("attend/0/0", 7.0, "fetch/0/0"),
-    ]
 
 
 def test_the_runner_records_and_dumps(tmp_path: Path) -> None:

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import math
+
+from specstream.bubbles import bubbles
+from specstream.critical_path import critical_path
+from specstream.exposure import exposure
 from specstream.options import format_size
 from specstream.plan import Lane, Plan
-from specstream.simulate import Timeline, simulate
+from specstream.round_graph import TaskKind
+from specstream.steady import steady_round
+from specstream.timeline import Timeline
 
 WIDTH = 72
 """Columns of the lane drawing."""
+LONGEST_BUBBLES = 3
+"""How many are shown."""
 
 
 def describe_plan(plan: Plan) -> str:
     """The text that `print(plan)` shows."""
     spec = plan.spec
-    timeline = simulate(plan)
     kinds = {kind: sum(t.kind.value == kind for t in plan.tasks) for kind in ("piece", "fetch", "attend", "offload")}
     lines = [
         f"round of {len(spec.seats)} request(s), {spec.num_layers} layers: "
@@ -27,22 +35,31 @@ def describe_plan(plan: Plan) -> str:
         lines.append(
             f"  seat {seat.seat}: {min(seat.resident, seat.open)} resident chunks, {seat.streamed} streamed{offload}"
         )
-    lines.append(f"predicted {timeline.round_us / 1e3:.2f} ms")
+    timeline = steady_round(plan)
+    following = "from one round to the next" if timeline.repeats else "for this round alone"
+    lines.append(f"predicted {timeline.period_us / 1e3:.2f} ms {following}")
     lines += [_draw(timeline, lane) for lane in Lane if timeline.busy_us(lane)]
-    bubbles = timeline.bubbles()
-    waited = sum(s.waited_us for s in bubbles)
-    lines.append(f"target waits {waited / 1e3:.2f} ms in {len(bubbles)} bubble(s)")
-    lines += [f"  {s.waited_us:8.0f} us before {s.task}, for {s.cause}" for s in bubbles[:3]]
+    path = critical_path(timeline)
+    shares = [f"{lane.value} {path.share(lane):.0%}" for lane in Lane if path.share(lane) > 0.005]
+    lines.append(f"critical path: {', '.join(shares)}")
+    if plan.by_kind[TaskKind.DRAFT]:
+        drafts = exposure(plan, TaskKind.DRAFT)
+        hidden, exposed = drafts.hidden_us / 1e3, drafts.exposed_us / 1e3
+        lines.append(f"drafts: {hidden:.2f} ms hidden ({drafts.hidden_share:.0%}), {exposed:.2f} ms exposed")
+    waits = bubbles(timeline)
+    waited = sum(bubble.duration_us for bubble in waits)
+    lines.append(f"target waits {waited / 1e3:.2f} ms in {len(waits)} bubble(s)")
+    lines += [f"  {bubble}" for bubble in sorted(waits, key=lambda b: -b.duration_us)[:LONGEST_BUBBLES]]
     return "\n".join(lines)
 
 
 def _draw(timeline: Timeline, lane: Lane) -> str:
-    """One lane as a bar: '#' where it is busy, '.' where it stands still."""
-    spans = [s for s in timeline.spans if s.lane is lane]
-    scale = WIDTH / max(s.stop_us for s in timeline.spans)
-    bar = ["."] * WIDTH
-    for span in spans:
-        for column in range(int(span.start_us * scale), min(WIDTH, int(span.stop_us * scale) + 1)):
-            bar[column] = "#"
+    """One lane as a bar: '#' where it is busy, '-' where it is for less than half of the time, '.' not at all."""
+    width_us = timeline.period_us / WIDTH
+    filled = [0.0] * WIDTH
+    for start, stop in timeline.times(lane):
+        for column in range(max(0, int(start / width_us)), min(WIDTH, math.ceil(stop / width_us))):
+            filled[column] += min(stop / width_us, column + 1) - max(start / width_us, column)
+    bar = "".join("#" if share >= 0.5 else "-" if share > 0.01 else "." for share in filled)
     busy = timeline.busy_us(lane)
-    return f"  {lane.value:<6} |{''.join(bar)}| {busy / 1e3:.2f} ms busy"
+    return f"  {lane.value:<6} |{bar}| {busy / 1e3:.2f} ms busy, {busy / timeline.period_us:.0%}"

@@ -1,0 +1,1 @@
+../../specstream/critical_path.py
