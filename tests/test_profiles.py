@@ -13,12 +13,15 @@ from torch import fx, nn
 
 from specstream.cost import DeviceProfile
 from specstream.errors import InvalidOption
+from specstream.exposure import exposure
 from specstream.graph import AttentionSpec, ModelSpec, PartitionedModel, Piece
+from specstream.plan import Lane
 from specstream.planner import Planner
 from specstream.profiles import CPU_PROFILE, H200, PROFILES, cuda_profile, find_profile, named_profile
 from specstream.round_graph import Task, TaskKind
-from specstream.round_spec import RoundSpec, SeatSpec
+from specstream.round_spec import ChunkRun, RoundSpec, SeatSpec
 from specstream.simulate import simulate
+from specstream.steady import steady_round
 from tests.toy import toy_model
 
 RESULTS = Path(__file__).parent.parent / "benchmarks" / "results" / "h200.json"
@@ -34,6 +37,8 @@ BY_TORCH_NAME = {
 }
 LAYERS, HIDDEN, HEADS, KV_HEADS, HEAD_DIM, INTERMEDIATE, VOCAB = 36, 4096, 32, 8, 128, 12_288, 151_936
 """Qwen3-8B's."""
+QWEN3_06B_BYTES = 1_191_000_000
+"""That a step of Qwen3-0.6B in bfloat16 reads: its embedding table is the output head too."""
 KV_BYTES = 2 * KV_HEADS * HEAD_DIM * 2
 """Of a token in a layer."""
 LINK_KINDS = (TaskKind.FETCH, TaskKind.OFFLOAD)
@@ -110,7 +115,7 @@ def test_predicted_rounds_are_near_those_measured(context: int, batch: int, chun
     spec = RoundSpec(LAYERS, 4, group, chunk_tokens * KV_BYTES, seats, 0, 0)
     assert spec.streamed_bytes == measured["streamed_bytes_per_round"]
     planner = Planner(qwen3_8b(), H200, verified_rows=5)
-    predicted = simulate(planner.plan(spec.warm().canonical())).round_us / 1e3
+    predicted = steady_round(planner.plan(spec.warm().canonical())).period_us / 1e3
     assert predicted == pytest.approx(measured["round_ms"], rel=0.05)
 
 
@@ -121,8 +126,27 @@ def test_predicted_prompts_are_near_those_measured() -> None:
     for done in range(0, 64, 16):
         part = SeatSpec(0, 0, 3, streamed=done, offload=16, open=done, span=16, buffer_start=0)
         spec = RoundSpec(LAYERS, 4, 32, 512 * KV_BYTES, (part,), 0, 0)
-        predicted += simulate(planner.plan(spec.warm().canonical())).round_us / 1e6
+        (timeline,) = simulate([planner.plan(spec.warm().canonical())])
+        predicted += timeline.period_us / 1e6
     assert predicted == pytest.approx(measured["resident_seconds"], rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("cohort", "context", "depth"), [(1, 16_384, 4), (2, 8192, 4), (4, 16_384, 4), (1, 16_384, 16)]
+)
+def test_drafts_of_the_other_cohort_are_predicted_to_be_hidden(cohort: int, context: int, depth: int) -> None:
+    """Two cohorts of so many requests on an H200, Qwen3-0.6B drafting; and not so after the round's own acceptance."""
+    streamed = context // 256 - 1
+    seats = tuple(SeatSpec(seat, 0, 3, streamed, 0, streamed, 2) for seat in range(cohort))
+    runs = tuple(ChunkRun(cohort + seat.seat, 0, streamed) for seat in seats)
+    after = RoundSpec(LAYERS, 4, 64, 256 * KV_BYTES, seats, 0, depth).warm()
+    beside = replace(after, drafts_beside=True, next_runs=runs)
+    planner = Planner(qwen3_8b(), H200, draft_weight_bytes=QWEN3_06B_BYTES, verified_rows=depth + 1)
+    hidden, exposed = (exposure(planner.plan(spec.canonical()), Lane.DRAFT) for spec in (beside, after))
+    assert hidden.busy_us == pytest.approx(exposed.busy_us)
+    assert hidden.busy_us > 1000
+    assert hidden.hidden_share > 0.97
+    assert depth < 16 or exposed.hidden_share < 0.97
 
 
 def qwen3_8b() -> PartitionedModel:
