@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 import weakref
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,10 @@ Model = nn.Module | str | Path
 
 LEAST_MODEL_LEN = 3
 """Tokens: the probe runs a model in three segments."""
+SELF = "self"
+"""In the place of a draft: the target drafts for itself. A folder of that name is "./self"."""
+SELF_WINDOW = 1024
+"""Latest tokens that a target sees when it drafts for itself, unless `draft_window` says otherwise."""
 DEVICES = ("cpu", "cuda")
 """Kinds of devices that there is an executor for."""
 
@@ -42,7 +47,8 @@ def compile(
 
     Args:
         target, draft: transformers models, plain modules `forward(input_ids, position_ids)`, or names or local
-            directories of checkpoints; a draft of None turns speculation off.
+            directories of checkpoints. A draft of "self" is the target itself with a window of its KV, without
+            further weights; None turns speculation off.
         dtype: torch dtype for models loaded by name; None: on a CPU float32, else the checkpoint's.
         device: "cpu" or "cuda" for models loaded by name; None: a CUDA device if there is one.
         options: fields of `Options`.
@@ -69,7 +75,11 @@ def compile(
         raise InvalidOption("max_model_len", limit, f"at least {LEAST_MODEL_LEN}, so that the capture can be proven")
     target_model = captured_model("target", target_module, target_name, limit, settings)
     draft_model = None
-    if draft is not None and settings.drafting != "off":
+    if draft == SELF and settings.drafting != "off":
+        draft_model = target_model
+        if settings.draft_window is None:
+            settings = replace(settings, draft_window=SELF_WINDOW)
+    elif draft is not None and settings.drafting != "off":
         draft_module, draft_tokenizer, draft_name = load_model(draft, dtype, device)
         check_tokenizers(tokenizer, draft_tokenizer)
         longest = resolve_max_model_len(settings, target_model.spec)
@@ -143,7 +153,7 @@ def build_engine(
         options,
         target.spec,
         weights=target.weight_bytes,
-        draft_weights=draft.weight_bytes if draft else 0,
+        draft_weights=draft.weight_bytes if draft and draft is not target else 0,
         draft_kv=options.max_num_seqs * drafter_kind.bytes_per_seat(draft, window) if draft else 0,
         free_device=_free_on(device) if on_cuda else None,
     )

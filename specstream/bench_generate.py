@@ -9,7 +9,7 @@ import argparse
 import time
 import warnings
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -28,6 +28,7 @@ from specstream.bench_machine import (
 )
 from specstream.bench_report import Progress, link_use, memory_rows, milliseconds, report
 from specstream.bench_setup import (
+    BenchModel,
     BenchModels,
     bench_model,
     given_options,
@@ -89,10 +90,13 @@ def measure(given: argparse.Namespace, progress: Progress, models: BenchModels) 
     with progress.working(f"making and capturing {given.target} and draft {given.draft}"), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "acceptance is made up")  # the report says so
         target = models.target(given.target, given.context, dtype, device)
-        has_draft = given.draft.lower() != "none"
-        draft = bench_model(given.draft, given.context, dtype, device, seed=1) if has_draft else None
+        draft = chosen_draft(given, target, dtype, device)
         options = memory_options(target, options, given.resident)
-        engine = api.compile(target.module, draft.module, **options) if draft else models.engine(target, options)
+        if draft is None:
+            engine = models.engine(target, options)
+        else:
+            itself = draft.module is target.module
+            engine = api.compile(target.module, api.SELF if itself else draft.module, **options)
     with closing(engine):
         with progress.working(f"{'filling' if given.skip_prefill else 'making'} prompts of {prompt} tokens"):
             start_requests(engine, given.batch, prompt, given.new_tokens, given.skip_prefill, sampling(given))
@@ -119,6 +123,17 @@ def measure(given: argparse.Namespace, progress: Progress, models: BenchModels) 
             "setup_peak_device_bytes": setup_peak,
             "peak_device_bytes": peak_memory(device),
         }
+
+
+def chosen_draft(
+    given: argparse.Namespace, target: BenchModel, dtype: torch.dtype, device: torch.device
+) -> BenchModel | None:
+    """What drafts; None if nothing does."""
+    if given.draft == api.SELF:
+        return replace(target, name=api.SELF)
+    if given.draft.lower() == "none":
+        return None
+    return bench_model(given.draft, given.context, dtype, device, seed=1)
 
 
 def sampling(given: argparse.Namespace) -> GenerationConfig | None:

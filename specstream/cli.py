@@ -145,7 +145,9 @@ def make_parser() -> argparse.ArgumentParser:
     generate = add_command(commands, "generate", _generate, "continue prompts with any pair of models")
     models = generate.add_argument_group("models")
     models.add_argument("--target", required=True, metavar="DIR|NAME", help="the model whose text you want")
-    models.add_argument("--draft", default="none", metavar="DIR|NAME|none", help="the model that proposes (none)")
+    models.add_argument(
+        "--draft", default="none", metavar="DIR|NAME|self|none", help="the model that proposes; self: the target (none)"
+    )
     models.add_argument(
         "--dtype", choices=DTYPES, help="of both models' weights (on a CPU float32, else the checkpoint's)"
     )

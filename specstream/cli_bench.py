@@ -32,7 +32,12 @@ def add_bench(commands: Any) -> None:
 
     generate = add_command(benchmarks, "generate", _generate, "decoding as a user drives it")
     _add_shared(generate, context="tokens of a request, prompt and output (32768)")
-    generate.add_argument("--draft", default="none", metavar="PRESET|DIR|none", help="the model that proposes (none)")
+    generate.add_argument(
+        "--draft",
+        default="none",
+        metavar="PRESET|DIR|self|none",
+        help="the model that proposes; self: the target (none)",
+    )
     generate.add_argument("--new-tokens", type=positive, default=128, metavar="N", help="of a request (128)")
     generate.add_argument("--depth", type=positive, default=4, metavar="K", help="candidates a round at most (4)")
     generate.add_argument(

@@ -127,9 +127,9 @@ def _read(name: str) -> str:
 
 
 def _model(name: str) -> str:
-    """A model's name or folder. What can only be a folder must be one."""
+    """A model's name or folder, or "self". What can only be a folder must be one."""
     folder = Path(name).expanduser()
-    if folder.is_dir():
+    if folder.is_dir() and name != "self":
         return str(folder)
     if name.startswith((".", "/", "~")) or folder.exists():
         raise UsageError(f"{name}: no such folder")

@@ -79,7 +79,7 @@ class Options:
     staging_slots: int | Literal["auto"] = "auto"
     """Groups in flight or being attended to at a time."""
     draft_window: int | None = None
-    """Latest tokens a second model's attention keeps; None: all."""
+    """Latest tokens the draft's attention keeps; None: all, or 1024 if the target drafts for itself."""
     draft_sink: int = 4
     """First tokens it keeps beside the window; only with draft_window."""
     draft_sample_method: Literal["greedy", "probabilistic"] = "probabilistic"
