@@ -51,6 +51,7 @@ GENERATE = "generate --target qwen3-8b --dtype bfloat16"
 DRAFTED = "--draft qwen3-0.6b --draft-window 1024 --synthetic-acceptance-length 3"
 DRAFT_ALONE = f"generate --target qwen3-0.6b {DRAFTED} --context {4 * K} --resident all --new-tokens 192 --skip-prefill"
 RESIDENT = f"resident_baseline.py --context {K}"
+COHORTS = {"2x16K": (2, 16 * K), "4x8K": (4, 8 * K), "8x16K": (8, 16 * K)}
 DIVERGENCE = "bfloat16_divergence.py --depth 1 4 16"
 ROWS = {
     "a-1x32K": Row(bench_round(32 * K), "link_utilization", at_least=0.98),
@@ -87,9 +88,23 @@ ROWS = {
     "l-1x32K": Row(f"offloaded_baseline.py --context {32 * K}", "times_faster", at_least=7),
     "n-logits": Row(DIVERGENCE, "streamed_difference"),
     "n-texts": Row(DIVERGENCE, "beyond_near_ties", at_most=0),
+    **{
+        f"cohorts-{figure}-{name}": Row(f"cohorts.py --batch {batch} --context {context}", field, at_most=bar)
+        for figure, field, bar in (("exposed", "exposed", 0.02), ("round", "on_over_off", 1.02))
+        for name, (batch, context) in COHORTS.items()
+    },
+    **{
+        f"cohorts-link-{name}": Row(
+            f"{GENERATE} {DRAFTED} --drafting cohorts --batch {batch} --context {context} --new-tokens 256 "
+            "--skip-prefill",
+            "link_utilization",
+            at_least=0.95,
+        )
+        for name, (batch, context) in COHORTS.items()
+    },
 }
-"""Link utilization but for: e and i in ms, k in GiB, n-logits a difference of logits, n-texts a count; f, g, h, j and l
-are quotients."""
+"""Link utilization but for: e and i in ms, k in GiB, n-logits a difference of logits, n-texts a count; f, g, h, j, l
+and of cohorts exposed and round are quotients."""
 
 
 def chosen(names: str | None) -> dict[str, Row]:

@@ -47,6 +47,10 @@ def test_the_scripts_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert round_of_one["over_graph"] == pytest.approx(round_of_one["round_ms"] / round_of_one["baseline_graph_ms"])
     prefill = figures_of("prefill_baseline", *tiny, "--piece", "64", **places)
     assert prefill["over_resident"] == pytest.approx(prefill["streamed_seconds"] / prefill["resident_seconds"])
+    cohorts = figures_of(
+        "cohorts", "--target", "tiny", "--draft", "self", "--context", "512", "--rounds", "2", **places
+    )
+    assert cohorts["exposed"] == pytest.approx(max(0, 1 - 1 / cohorts["on_over_off"]))
     offloaded = figures_of("offloaded_baseline", *tiny, "--new-tokens", "8", "--cache", "dynamic", **places)
     assert offloaded["times_faster"] == pytest.approx(offloaded["transformers_token_ms"] / offloaded["token_ms"])
 
