@@ -18,7 +18,7 @@ from specstream.token_scores import TokenScores
 if TYPE_CHECKING:
     from specstream.device_rounds import DeviceRounds, Outcome
 
-MOST_USELESS_ROUNDS = 64
+MOST_USELESS_ROUNDS = 16
 """Rounds without one accepted candidate after which a request is decoded without candidates."""
 
 
