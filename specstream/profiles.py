@@ -34,15 +34,40 @@ TENSOR_SHARE = 0.475
 LAUNCH_US = 5
 """A task of a captured graph, some kernels of which are small."""
 
-H200 = DeviceProfile(
-    name="h200",
-    torch_names=("NVIDIA H200",),
-    device_memory_bytes=141 * GB,
-    host_to_device_bytes_per_us=PCIE_5,
-    device_to_host_bytes_per_us=PCIE_5,
-    memory_bytes_per_us=MEMORY_SHARE * 4800 * GB_PER_S,
-    flops_per_us=TENSOR_SHARE * 989.5 * TFLOPS,
-    launch_us=LAUNCH_US,
+
+def _gpu(
+    name: str,
+    torch_names: tuple[str, ...],
+    *,
+    gigabytes: int,
+    memory_gb_per_s: float,
+    tflops: float,
+    to_device: float,
+    to_host: float,
+    source: str,
+) -> DeviceProfile:
+    """What a program gets of a data sheet's figures; `tflops` are of dense matrices."""
+    return DeviceProfile(
+        name=name,
+        torch_names=torch_names,
+        device_memory_bytes=gigabytes * GB,
+        host_to_device_bytes_per_us=to_device,
+        device_to_host_bytes_per_us=to_host,
+        memory_bytes_per_us=MEMORY_SHARE * memory_gb_per_s * GB_PER_S,
+        flops_per_us=TENSOR_SHARE * tflops * TFLOPS,
+        launch_us=LAUNCH_US,
+        source=source,
+    )
+
+
+H200 = _gpu(
+    "h200",
+    ("NVIDIA H200",),
+    gigabytes=141,
+    memory_gb_per_s=4800,
+    tflops=989.5,
+    to_device=PCIE_5,
+    to_host=PCIE_5,
     source="NVIDIA H200 data sheet, SXM: 141 GB, 4.8 TB/s, bf16 1,979 TFLOPS with sparsity, half of that dense, PCIe "
     "Gen5 128 GB/s both ways",
 )
@@ -63,87 +88,80 @@ CPU_PROFILE = DeviceProfile(
 
 PROFILES = (
     H200,
-    DeviceProfile(
-        name="h100",
-        torch_names=("NVIDIA H100 80GB HBM3",),
-        device_memory_bytes=80 * GB,
-        host_to_device_bytes_per_us=PCIE_5,
-        device_to_host_bytes_per_us=PCIE_5,
-        memory_bytes_per_us=MEMORY_SHARE * 3350 * GB_PER_S,
-        flops_per_us=TENSOR_SHARE * 989.5 * TFLOPS,
-        launch_us=LAUNCH_US,
+    _gpu(
+        "h100",
+        ("NVIDIA H100 80GB HBM3",),
+        gigabytes=80,
+        memory_gb_per_s=3350,
+        tflops=989.5,
+        to_device=PCIE_5,
+        to_host=PCIE_5,
         source="NVIDIA H100 data sheet, SXM: 80 GB, 3.35 TB/s, bf16 1,979 TFLOPS with sparsity, half of that dense, "
         "PCIe Gen5 128 GB/s both ways",
     ),
-    DeviceProfile(
-        name="gh200",
-        torch_names=("NVIDIA GH200 480GB", "NVIDIA GH200 120GB"),
-        device_memory_bytes=96 * GB,
-        host_to_device_bytes_per_us=NVLINK_C2C_TO_DEVICE,
-        device_to_host_bytes_per_us=NVLINK_C2C_TO_HOST,
-        memory_bytes_per_us=MEMORY_SHARE * 4000 * GB_PER_S,
-        flops_per_us=TENSOR_SHARE * 989.5 * TFLOPS,
-        launch_us=LAUNCH_US,
+    _gpu(
+        "gh200",
+        ("NVIDIA GH200 480GB", "NVIDIA GH200 120GB"),
+        gigabytes=96,
+        memory_gb_per_s=4000,
+        tflops=989.5,
+        to_device=NVLINK_C2C_TO_DEVICE,
+        to_host=NVLINK_C2C_TO_HOST,
         source="NVIDIA GH200 Grace Hopper data sheet, HBM3: 96 GB, 4 TB/s, bf16 1,979 TFLOPS with sparsity, half of "
         "that dense, NVLink-C2C 900 GB/s both ways; the size in torch's name is that of the CPU's memory",
     ),
-    DeviceProfile(
-        name="a100-80g",
-        torch_names=("NVIDIA A100-SXM4-80GB",),
-        device_memory_bytes=80 * GB,
-        host_to_device_bytes_per_us=PCIE_4,
-        device_to_host_bytes_per_us=PCIE_4,
-        memory_bytes_per_us=MEMORY_SHARE * 2039 * GB_PER_S,
-        flops_per_us=TENSOR_SHARE * 312 * TFLOPS,
-        launch_us=LAUNCH_US,
+    _gpu(
+        "a100-80g",
+        ("NVIDIA A100-SXM4-80GB",),
+        gigabytes=80,
+        memory_gb_per_s=2039,
+        tflops=312,
+        to_device=PCIE_4,
+        to_host=PCIE_4,
         source="NVIDIA A100 data sheet, 80GB SXM: 80 GB, 2,039 GB/s, bf16 312 TFLOPS dense (624 with sparsity), PCIe "
         "Gen4 64 GB/s both ways",
     ),
-    DeviceProfile(
-        name="l40s",
-        torch_names=("NVIDIA L40S",),
-        device_memory_bytes=48 * GB,
-        host_to_device_bytes_per_us=PCIE_4,
-        device_to_host_bytes_per_us=PCIE_4,
-        memory_bytes_per_us=MEMORY_SHARE * 864 * GB_PER_S,
-        flops_per_us=TENSOR_SHARE * 362.05 * TFLOPS,
-        launch_us=LAUNCH_US,
+    _gpu(
+        "l40s",
+        ("NVIDIA L40S",),
+        gigabytes=48,
+        memory_gb_per_s=864,
+        tflops=362.05,
+        to_device=PCIE_4,
+        to_host=PCIE_4,
         source="NVIDIA L40S data sheet: 48 GB with ECC, 864 GB/s, bf16 362.05 TFLOPS dense (733 with sparsity), PCIe "
         "Gen4 x16 64 GB/s both ways",
     ),
-    DeviceProfile(
-        name="rtx-5090",
-        torch_names=("NVIDIA GeForce RTX 5090",),
-        device_memory_bytes=32 * GB,
-        host_to_device_bytes_per_us=PCIE_5,
-        device_to_host_bytes_per_us=PCIE_5,
-        memory_bytes_per_us=MEMORY_SHARE * 1792 * GB_PER_S,
-        flops_per_us=TENSOR_SHARE * 209.5 * TFLOPS,
-        launch_us=LAUNCH_US,
+    _gpu(
+        "rtx-5090",
+        ("NVIDIA GeForce RTX 5090",),
+        gigabytes=32,
+        memory_gb_per_s=1792,
+        tflops=209.5,
+        to_device=PCIE_5,
+        to_host=PCIE_5,
         source="NVIDIA RTX Blackwell architecture white paper: 32 GB, 1,792 GB/s, bf16 with fp32 accumulation 209.5 "
         "TFLOPS dense (419 with sparsity), PCIe Gen5 x16",
     ),
-    DeviceProfile(
-        name="rtx-4090",
-        torch_names=("NVIDIA GeForce RTX 4090",),
-        device_memory_bytes=24 * GB,
-        host_to_device_bytes_per_us=PCIE_4,
-        device_to_host_bytes_per_us=PCIE_4,
-        memory_bytes_per_us=MEMORY_SHARE * 1008 * GB_PER_S,
-        flops_per_us=TENSOR_SHARE * 165.2 * TFLOPS,
-        launch_us=LAUNCH_US,
+    _gpu(
+        "rtx-4090",
+        ("NVIDIA GeForce RTX 4090",),
+        gigabytes=24,
+        memory_gb_per_s=1008,
+        tflops=165.2,
+        to_device=PCIE_4,
+        to_host=PCIE_4,
         source="NVIDIA Ada architecture white paper: 24 GB, 1,008 GB/s, bf16 with fp32 accumulation 165.2 TFLOPS dense "
         "(330.4 with sparsity), PCIe Gen4 x16",
     ),
-    DeviceProfile(
-        name="rtx-3090",
-        torch_names=("NVIDIA GeForce RTX 3090",),
-        device_memory_bytes=24 * GB,
-        host_to_device_bytes_per_us=PCIE_4,
-        device_to_host_bytes_per_us=PCIE_4,
-        memory_bytes_per_us=MEMORY_SHARE * 936 * GB_PER_S,
-        flops_per_us=TENSOR_SHARE * 71 * TFLOPS,
-        launch_us=LAUNCH_US,
+    _gpu(
+        "rtx-3090",
+        ("NVIDIA GeForce RTX 3090",),
+        gigabytes=24,
+        memory_gb_per_s=936,
+        tflops=71,
+        to_device=PCIE_4,
+        to_host=PCIE_4,
         source="NVIDIA Ampere GA102 architecture white paper: 24 GB, 936 GB/s, bf16 with fp32 accumulation 71 TFLOPS "
         "dense (142 with sparsity), PCIe Gen4 x16",
     ),
