@@ -44,9 +44,12 @@ class BlockWindow:
     def blocks(self) -> int:
         return self.sink_blocks + self.ring_blocks
 
-    def seat(self, seat: int, length: int, rows: int) -> SeatSpec:
-        """Where a request's KV is while `rows` more tokens are computed; blocks that are dropped count as streamed."""
-        dropped = max(0, (length - self.window) // BLOCK_TOKENS - self.sink_blocks)
+    def seat(self, seat: int, length: int, rows: int, since: int = 0) -> SeatSpec:
+        """Where a request's KV is while `rows` more tokens are computed; blocks that are dropped count as streamed.
+
+        So do those from the sinks to token `since`, which are not computed.
+        """
+        dropped = max(0, max(length - self.window, since) // BLOCK_TOKENS - self.sink_blocks)
         first, last = length // BLOCK_TOKENS, (length + rows - 1) // BLOCK_TOKENS
         return SeatSpec(seat, self.sink_blocks, max(1, self.ring_blocks), dropped, 0, first, last + 1 - first)
 
@@ -68,6 +71,14 @@ class CudaDrafter(Drafter):
         layout = ChunkLayout.of(model.spec, BLOCK_TOKENS)
         return BlockWindow.of(window).blocks * layout.chunk_bytes
 
+    @property
+    def _sink_tokens(self) -> int:
+        return self.blocks.sink_blocks * BLOCK_TOKENS
+
+    @property
+    def _block_tokens(self) -> int:
+        return BLOCK_TOKENS
+
     def free(self, seat: int) -> None:
         super().free(seat)
         place = self._places.pop(seat, None)
@@ -79,7 +90,9 @@ class CudaDrafter(Drafter):
         flat = [(self._readable(tokens), len(self._seats[seat].cached), 1) for seat, tokens in rows.items()]
         inputs, places = flatten_rows(flat)
         seats = {seat: SeatRows(self._place(seat), *place) for seat, place in zip(rows, places, strict=True)}
-        specs = tuple(self.blocks.seat(seat, each.kv.length, each.count) for seat, each in seats.items())
+        specs = tuple(
+            self.blocks.seat(seat, each.kv.length, each.count, self._seats[seat].since) for seat, each in seats.items()
+        )
         batch = RoundBatch(inputs, seats, _ignore, _ignore)
         output = self._compute(specs, batch)
         for seat, tokens in rows.items():
@@ -96,7 +109,12 @@ class CudaDrafter(Drafter):
         Returns:
             How many of the candidates are computed.
         """
-        pending = {seat: self._seat(seat).follow(*text) for seat, text in texts.items()}
+        pending: dict[int, list[int]] = {}
+        for seat, (committed, proposed) in texts.items():
+            state = self._seat(seat)
+            pending[seat] = state.follow(committed, proposed)
+            if self._leave_out(seat, committed):
+                pending[seat] = committed[len(state.cached) :] + proposed
         rest = {seat: tokens for seat, tokens in self._feed_behind(pending).items() if tokens}
         if rest:
             self._feed(rest, logits=False)

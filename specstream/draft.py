@@ -43,12 +43,12 @@ class DraftWindow:
         ring = self.storage - self.sink
         return torch.where(positions < self.sink, positions, self.sink + (positions - self.sink) % ring)
 
-    def keys(self, first: int, stop: int, device: torch.device) -> Tensor:
-        """Positions that some query in [first, stop) sees."""
+    def keys(self, first: int, stop: int, since: int, device: torch.device) -> Tensor:
+        """Positions that some query in [first, stop) sees, if those from the sinks to `since` are not computed."""
         if self.window is None:
             return torch.arange(stop, device=device)
         sinks = torch.arange(min(self.sink, stop), device=device)
-        recent = torch.arange(min(stop, max(self.sink, first - self.window + 1)), stop, device=device)
+        recent = torch.arange(min(stop, max(self.sink, since, first - self.window + 1)), stop, device=device)
         return torch.cat([sinks, recent])
 
     def visible(self, query: Tensor, key: Tensor) -> Tensor:
@@ -67,6 +67,8 @@ class _DraftSeat:
     """Tokens whose KV is there, candidates included."""
     agreed: int = 0
     """Of those, how many the target has committed."""
+    since: int = 0
+    """From here on they have been computed, and the sinks; those between were left out."""
 
     def align(self, tokens: list[int]) -> None:
         """Forgets what the target did not commit, and leaves at least the last token to compute."""
@@ -131,6 +133,7 @@ class Drafter:
         for seat, tokens in contexts.items():
             state = self._seat(seat)
             state.align(tokens)
+            self._leave_out(seat, tokens)
             pending[seat] = tokens[len(state.cached) :]
         return self._feed(self._feed_behind(pending), logits=True)
 
@@ -142,6 +145,31 @@ class Drafter:
         if seat not in self._seats:
             self._seats[seat] = _DraftSeat()
         return self._seats[seat]
+
+    def _leave_out(self, seat: int, tokens: list[int]) -> bool:
+        """Leaves out what lies far behind the window, if much of it is still to be computed; says whether it did.
+
+        What is computed next sees the sinks and nothing else before itself. A window later that makes no difference to
+        what is seen, and little to what that was computed from.
+        """
+        state, sinks, block = self._seats[seat], self._sink_tokens, self._block_tokens
+        since = 0 if self.window.window is None else (len(tokens) - 2 * self.window.window) // block * block
+        if since - max(len(state.cached), sinks) < FEED_TOKENS:
+            return False
+        if missing := tokens[len(state.cached) : sinks]:
+            self._feed({seat: missing}, logits=False)
+        state.cached, state.agreed, state.since = tokens[:since], since, since
+        return True
+
+    @property
+    def _sink_tokens(self) -> int:
+        """Of a request's first tokens those that stay."""
+        return self.window.sink
+
+    @property
+    def _block_tokens(self) -> int:
+        """What is left out ends at a multiple of it."""
+        return 1
 
     def _feed_behind(self, pending: dict[int, list[int]]) -> dict[int, list[int]]:
         """Computes tokens of requests that are far behind; returns what is left of each, at most `FEED_TOKENS`."""
@@ -209,7 +237,7 @@ class Drafter:
             kv[:, :, self.window.slots(own)] = torch.stack(
                 [key[0, :, row : row + count], value[0, :, row : row + count]]
             )
-            places = self.window.keys(first, stop, query.device)
+            places = self.window.keys(first, stop, self._seats[seat].since, query.device)
             seen = kv[:, :, self.window.slots(places)] if self.window.window else kv[:, :, :stop]
             mask = self.window.visible(own, places).repeat(group, 1)[:, None]
             packed = pack_query(query[0, :, row : row + count], attention.num_kv_heads)
