@@ -25,6 +25,7 @@ from specstream.bench_report import milliseconds, report
 from specstream.bench_setup import bench_model, memory_figures, memory_options
 from specstream.cli import positive
 from specstream.engine import Engine
+from specstream.options import SELF
 
 WARMUP = 8
 """Rounds: each kind occurs often enough to be replayed."""
@@ -57,8 +58,8 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
         "drafting": "cohorts",
         "draft_window": 1024,
     }
-    draft: Any = api.SELF
-    if given.draft != api.SELF:
+    draft: Any = SELF
+    if given.draft != SELF:
         draft = bench_model(given.draft, given.context, dtype, device, seed=1).module
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "acceptance is made up")

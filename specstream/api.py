@@ -22,7 +22,7 @@ from specstream.kv import DeviceStore, HostStore
 from specstream.memory import MemoryPlan, plan_memory, resolve_batched_tokens, resolve_max_model_len
 from specstream.models.load import load_model
 from specstream.models.rope import inherited_rope, max_positions
-from specstream.options import Options
+from specstream.options import SELF, Options
 from specstream.planner import Planner
 from specstream.profiles import CPU_PROFILE, cuda_profile
 from specstream.speculate import Speculation
@@ -32,8 +32,6 @@ Model = nn.Module | str | Path
 
 LEAST_MODEL_LEN = 3
 """Tokens: the probe runs a model in three segments."""
-SELF = "self"
-"""In the place of a draft: the target drafts for itself. A folder of that name is "./self"."""
 SELF_WINDOW = 1024
 """Latest tokens that a target sees when it drafts for itself, unless `draft_window` says otherwise."""
 DEVICES = ("cpu", "cuda")
@@ -62,6 +60,8 @@ def compile(
     if draft is None:
         settings.check_without_draft()
     _check_device(device)
+    if isinstance(draft, str) and draft != SELF and draft.lower() in (SELF, "none"):
+        raise InvalidOption("draft", draft, f'a model, its name or directory, "{SELF}" or None')
     for role, model in {"target": target, "draft": draft}.items():
         for name, value, way_out in (("dtype", dtype, ".to(dtype)"), ("device", device, ".to(device)")):
             if isinstance(model, nn.Module) and value is not None:

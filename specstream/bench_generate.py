@@ -38,7 +38,7 @@ from specstream.bench_setup import (
 )
 from specstream.cli import UsageError, chosen_options
 from specstream.engine import Engine
-from specstream.options import format_size
+from specstream.options import SELF, format_size
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def measure(given: argparse.Namespace, progress: Progress, models: BenchModels) 
             engine = models.engine(target, options)
         else:
             itself = draft.module is target.module
-            engine = api.compile(target.module, api.SELF if itself else draft.module, **options)
+            engine = api.compile(target.module, SELF if itself else draft.module, **options)
     with closing(engine):
         with progress.working(f"{'filling' if given.skip_prefill else 'making'} prompts of {prompt} tokens"):
             start_requests(engine, given.batch, prompt, given.new_tokens, given.skip_prefill, sampling(given))
@@ -129,8 +129,8 @@ def chosen_draft(
     given: argparse.Namespace, target: BenchModel, dtype: torch.dtype, device: torch.device
 ) -> BenchModel | None:
     """What drafts; None if nothing does."""
-    if given.draft == api.SELF:
-        return replace(target, name=api.SELF)
+    if given.draft == SELF:
+        return replace(target, name=SELF)
     if given.draft.lower() == "none":
         return None
     return bench_model(given.draft, given.context, dtype, device, seed=1)

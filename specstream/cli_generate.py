@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from specstream.cli import UsageError, chosen_options, metrics_dict
 from specstream.errors import SpecStreamError
-from specstream.options import format_size
+from specstream.options import SELF, format_size
 from specstream.text_stream import TextStream, decode
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class Request:
 
 def run(given: argparse.Namespace) -> int:
     options = chosen_options(given)
-    target, draft = _model(given.target), None if given.draft.lower() == "none" else _model(given.draft)
+    target, draft = _model(given.target), _draft(given.draft)
     requests = read_requests(given)
     with closing(_compile(target, draft, given.dtype, given.device, options)) as engine:
         if engine.tokenizer is None:
@@ -127,13 +127,19 @@ def _read(name: str) -> str:
 
 
 def _model(name: str) -> str:
-    """A model's name or folder, or "self". What can only be a folder must be one."""
+    """A model's name or folder. What can only be a folder must be one."""
     folder = Path(name).expanduser()
-    if folder.is_dir() and name != "self":
-        return str(folder)
+    if folder.is_dir():
+        return str(folder.absolute() if str(folder) == SELF else folder)
     if name.startswith((".", "/", "~")) or folder.exists():
         raise UsageError(f"{name}: no such folder")
     return name
+
+
+def _draft(name: str) -> str | None:
+    if name.lower() == "none":
+        return None
+    return name if name == SELF else _model(name)
 
 
 def _compile(target: str, draft: str | None, dtype: str | None, device: str | None, options: dict[str, Any]) -> Engine:

@@ -64,7 +64,10 @@ class NextRound:
             running: all requests, of which cohort `turn` verifies; None: all do.
         """
         seats = tuple(row.seat_spec(self.options.num_speculative_tokens) for row in rows)
-        drafts = any(row.logits for row in rows) if turn is None else any(sequence.drafts for sequence in running)
+        if turn is None:
+            drafts = any(row.logits and row.sequence.drafts for row in rows)
+        else:
+            drafts = bool(self.scheduler.choose_drafted(running, turn))
         spec = self._of(seats, draft_steps if drafts else 0)
         if turn is not None:
             spec = replace(spec, drafts_beside=True, next_runs=_next_runs(running, seats, 1 - turn))

@@ -14,6 +14,9 @@ _WORDS = {
     "drafting": ("auto", "off", "sequential", "cohorts"),
 }
 
+SELF = "self"
+"""In the place of a draft: the target drafts for itself. A folder of that name is "./self"."""
+
 Size = int | str
 """Bytes as an int, or text such as "4GiB", "512 MiB", "1.5e9"; "auto" where the field says so."""
 
@@ -127,6 +130,8 @@ class Options:
         for name, words in _WORDS.items():
             if getattr(self, name) not in words:
                 raise InvalidOption(name, getattr(self, name), " or ".join(f'"{word}"' for word in words))
+        if self.drafting == "cohorts" and self.max_num_seqs == 1:
+            raise InvalidOption("drafting", "cohorts", '"auto", "sequential" or "off" with max_num_seqs=1')
         self._check_synthetic()
         if self.gpu_kv_budget not in ("auto", "min"):
             parse_size("gpu_kv_budget", self.gpu_kv_budget)

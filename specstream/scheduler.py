@@ -217,5 +217,5 @@ class Scheduler:
 
     def choose_drafted(self, running: list[Sequence], turn: int | None) -> list[RequestRows]:
         """The requests that are drafted for while cohort `turn` verifies: those of the other one."""
-        waiting = (sequence for sequence in running if sequence.prompt_is_through and sequence.cohort != turn)
+        waiting = (s for s in running if s.prompt_is_through and s.drafts and s.cohort != turn)
         return [] if turn is None else [RequestRows.drafted_only(sequence) for sequence in waiting]

@@ -14,7 +14,7 @@ from torch import Tensor
 from specstream.batch import RoundBatch
 from specstream.cohorts import balance, next_turn
 from specstream.engine import Engine
-from specstream.errors import InvalidPlan
+from specstream.errors import InvalidOption, InvalidPlan
 from specstream.kv import SequenceKV
 from specstream.plan import Lane, Plan, StepOp
 from specstream.round_spec import ChunkRun, RoundSpec
@@ -143,6 +143,21 @@ def test_errors_and_failed_rounds_leave_the_others_where_they_are(monkeypatch: p
         assert texts == {number: best(prompt(30, number)) for number in range(4)}
         assert failed > 8
         check_free(engine)
+
+
+def test_rounds_are_not_split_for_requests_that_nothing_drafts_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which the plan then says too."""
+    with new_engine(**STREAMING) as engine:
+        seen = watch(engine, monkeypatch)
+        for number in range(3):
+            engine.submit(prompt(30, number), max_new_tokens=9, logits_processor=[lambda ids, scores: scores])
+        assert step_to_end(engine) == {number: best(prompt(30, number), 9) for number in range(3)}
+    assert not any(spec.drafts_beside or spec.draft_steps for spec in seen.specs)
+
+
+def test_a_request_at_a_time_has_no_cohorts() -> None:
+    with pytest.raises(InvalidOption, match=r"drafting: got 'cohorts'; allowed: .* with max_num_seqs=1"):
+        new_engine(**STREAMING | {"max_num_seqs": 1})
 
 
 # Turns

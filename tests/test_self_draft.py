@@ -11,9 +11,10 @@ import torch
 from transformers import AutoTokenizer
 
 import specstream
-from specstream import cli
+from specstream import cli, cli_generate
 from specstream.api import SELF_WINDOW
 from specstream.engine import Engine
+from specstream.errors import InvalidOption
 from specstream.models import tiny
 from specstream.models.load import load_model
 from tests.helpers import model, prompt, reference
@@ -51,6 +52,19 @@ def test_it_has_no_weights_of_its_own_and_a_window_by_default() -> None:
         assert engine._planner.draft_weight_bytes > 0, "a step reads the weights nevertheless"
     with compiled(model("qwen3"), drafting="off") as engine:
         assert engine._speculator.drafter is None
+
+
+@pytest.mark.parametrize("word", ["Self", "none"])
+def test_a_word_that_is_nearly_right_is_refused_at_once(word: str) -> None:
+    with pytest.raises(InvalidOption, match=f"draft: got '{word}'; allowed: .*\"self\" or None"):
+        specstream.compile(model("qwen3"), word)
+
+
+def test_a_folder_of_that_name_is_given_as_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "self").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert cli_generate._draft("self") == "self"
+    assert cli_generate._draft("./self") == cli_generate._model("self") == str(tmp_path / "self")
 
 
 def test_on_real_text_most_of_its_candidates_are_accepted() -> None:
