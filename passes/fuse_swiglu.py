@@ -10,7 +10,7 @@ from typing import Any
 from torch import fx
 
 from specstream.graph import PartitionedModel, Piece
-from specstream.nodes import example, known_equal, op_name
+from specstream.nodes import copied, example, known_equal, op_name
 from specstream.ops import swiglu
 from specstream.passes.group_linears import LinearCall
 
@@ -56,12 +56,10 @@ class _Swiglu:
 def _fused(piece: Piece) -> Piece:
     if not any(_swiglus(piece.module)):
         return piece
-    graph = fx.Graph()
-    graph.output(graph.graph_copy(piece.module.graph, {}))
-    module = fx.GraphModule(piece.module, graph, type(piece.module).__name__)
+    module = copied(piece.module)
     for found in list(_swiglus(module)):
         found.replace()
-    graph.eliminate_dead_code()
+    module.graph.eliminate_dead_code()
     module.recompile()
     return dataclasses.replace(piece, module=module)
 

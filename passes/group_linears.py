@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 
 from specstream.graph import PartitionedModel, Piece
+from specstream.nodes import copied
 from specstream.ops import linears
 
 
@@ -36,12 +37,12 @@ class GroupLinears:
     def _grouped(self, piece: Piece) -> Piece:
         if not _groups(piece.module):
             return piece
-        graph, values = fx.Graph(), dict[fx.Node, fx.Node]()
-        graph.output(graph.graph_copy(piece.module.graph, values))
-        for group in _groups(piece.module):
-            _replace(graph, [LinearCall(values[x.node], values[x.input], x.operands) for x in group])
-        graph.eliminate_dead_code()
-        return dataclasses.replace(piece, module=fx.GraphModule(piece.module, graph, type(piece.module).__name__))
+        module = copied(piece.module)
+        for group in _groups(module):
+            _replace(module.graph, group)
+        module.graph.eliminate_dead_code()
+        module.recompile()
+        return dataclasses.replace(piece, module=module)
 
 
 @dataclass(frozen=True)

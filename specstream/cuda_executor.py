@@ -102,7 +102,7 @@ class CudaExecutor:
                     self.draft_seconds = None
                     ahead(self._streams[Lane.TARGET])
                 else:
-                    self._accept_and_draft(plan, spec, batch, logits, ready, ahead)
+                    self._accept_and_draft(plan, batch, logits, ready, ahead)
         except BaseException:
             self.drain()
             raise
@@ -318,7 +318,6 @@ class CudaExecutor:
     def _accept_and_draft(
         self,
         plan: Plan,
-        spec: RoundSpec,
         batch: RoundBatch,
         logits: Tensor,
         ready: torch.cuda.Event,
@@ -328,23 +327,23 @@ class CudaExecutor:
 
         The host works ahead before it first waits: for the logits, if it accepts itself, or for all that follows them.
         """
-        stream, steps = self._streams[Lane.DRAFT], plan.by_kind[TaskKind.DRAFT]
+        stream, beside = self._streams[Lane.DRAFT], plan.spec.drafts_beside
+        steps = plan.by_kind[TaskKind.DRAFT]
+
+        def draft() -> tuple[torch.cuda.Event, torch.cuda.Event]:
+            start = record(stream, timed=True)
+            for task in steps:
+                batch.draft(task.step)
+            return start, record(stream, timed=True)
+
         with torch.cuda.stream(stream):
             only_launches = batch.prepare()
-            start = end = record(stream, timed=True)
-            if spec.drafts_beside:
-                for task in steps:
-                    batch.draft(task.step)
-                end = record(stream, timed=True)
+            drafted = draft() if beside else None
             if not only_launches:
                 ahead(self._streams[Lane.TARGET])
             stream.wait_event(ready)
             batch.accept(wanted_logits(logits, batch))
-            if not spec.drafts_beside:
-                start = record(stream, timed=True)
-                for task in steps:
-                    batch.draft(task.step)
-                end = record(stream, timed=True)
+            start, end = drafted or draft()
             if only_launches:
                 ahead(stream)
             batch.settle()

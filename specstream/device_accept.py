@@ -76,7 +76,7 @@ class SeatTables:
         at = 0
         for row, setting in zip(rows, settings, strict=True):
             sequence, candidates = row.sequence, row.candidates.tokens
-            seat, sampling, position = sequence.seat, sequence.sampling, len(row.known[0])
+            seat, sampling, position = sequence.seat, sequence.sampling, row.text_length
             write["count"][seat] = len(candidates)
             write["candidates"][seat, : len(candidates)] = candidates
             write["positions"][seat] = position
@@ -98,7 +98,7 @@ class SeatTables:
         write["accepted"][:] = -1
         for row in rows:
             write["accepted"][row.sequence.seat] = 0
-            write["produced"][row.sequence.seat, :1] = row.known[1]
+            write["produced"][row.sequence.seat, :1] = row.known
         self.found.upload()
 
     def settings(self, used: frozenset[str]) -> Settings:

@@ -82,9 +82,11 @@ class DeviceDraft:
     def begin(self, rows: list[RequestRows]) -> None:
         """Before the first step of a round: the drafter catches up with what the target verifies, or has produced."""
         most = {row.sequence.seat: self._most_length(row) for row in rows}
-        texts = {
-            row.sequence.seat: (row.known[0], row.candidates.tokens[:-1]) for row in rows if most[row.sequence.seat]
-        }
+        texts = {}
+        for row in rows:
+            tokens = row.sequence.tokens
+            if most[row.sequence.seat]:
+                texts[row.sequence.seat] = tokens if row.verifies else tokens[:-1], row.candidates.tokens[:-1]
         self._computed = self.drafter.catch_up(texts)
         write = self._given.host
         write["most_length"][:] = 0
@@ -114,13 +116,13 @@ class DeviceDraft:
         tokens: list[int] = found["next_candidates"][seat, :good].tolist()
         known = min(self._computed[seat], accepted)
         computed = (produced[known:], tokens[: count - 1]) if count else ([], [])
-        self.drafter.go_on(seat, len(row.known[0]) + known, *computed)
+        self.drafter.go_on(seat, row.text_length + known, *computed)
         return Candidates(tokens, drawn_from[:good]), good < count
 
     def drop(self, row: RequestRows) -> None:
         """Forgets what was proposed for a request, once that is done."""
         if row.sequence.seat in self._computed:
-            self.drafter.go_on(row.sequence.seat, len(row.known[0]), [], [])
+            self.drafter.go_on(row.sequence.seat, row.text_length, [], [])
 
     def place(self) -> None:
         """Begins the next step: writes what the drafter reads of it."""
@@ -139,7 +141,7 @@ class DeviceDraft:
         """Length at which nothing more is proposed for a request; 0 if nothing is."""
         sequence = row.sequence
         most = self.drafter.most_length(sequence.limit)
-        return most if sequence.drafts and len(row.known[0]) + 1 < most else 0
+        return most if sequence.drafts and row.text_length + 1 < most else 0
 
 
 def leading(good: NDArray[np.bool_]) -> int:

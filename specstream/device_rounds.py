@@ -147,7 +147,7 @@ class DeviceRounds:
         outcomes = [self._outcome(*each) for each in zip(self._rows, logits, strict=True)]
         for row in self._drafted:
             assert self._draft is not None
-            row.next_candidates, row.draft_failed = self._candidates(self._draft, row, 0, row.known[1])
+            row.next_candidates, row.draft_failed = self._candidates(self._draft, row, 0, row.known)
         self.forget()
         return outcomes
 

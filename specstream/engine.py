@@ -244,8 +244,9 @@ class Engine(Exclusive):
         for sequence in self._scheduler.admit():
             self._counters.longest_request = max(self._counters.longest_request, sequence.limit)
         running, last = list(self._scheduler.running), self._last
-        balance(running)
-        turn = self._scheduler.turn_after(running, None if last is None else last.turn)
+        if self._scheduler.cohorts:
+            balance(running)
+        turn = self._scheduler.turn_after(running)
         rows = self._scheduler.choose_rows(running, turn)
         drafted = self._scheduler.choose_drafted(running, turn)
         if not rows:
@@ -255,16 +256,16 @@ class Engine(Exclusive):
         spec = self._latest_spec = self._next_round.structure(running, rows, turn, last, self._draft_steps)
         if last is not None and self.options.debug:
             self._planner.bound(last.spec).check(self._planner.bound(spec))
-        plan = self._planner.plan(spec.canonical())
+        plan, this = self._planner.plan(spec.canonical()), LastRound.of(spec, turn, running)
         try:
             with torch.no_grad():
-                self._executor.run(plan, spec, self._batch(rows, drafted, plan, spec, turn))
+                self._executor.run(plan, spec, self._batch(rows, drafted, plan, this))
             self._planner.prove(plan)
         except BaseException:
             for row in (*rows, *drafted):
                 self._speculator.forget(row.sequence)
             raise
-        self._last = LastRound.of(spec, turn, running)
+        self._last = this
         self._scheduler.last_turn = self._scheduler.last_turn if turn is None else turn
         try:
             with self._scheduler.moving():
@@ -342,20 +343,19 @@ class Engine(Exclusive):
     def _draft_steps(self) -> int:
         return self.options.num_speculative_tokens if self._speculator.drafter else 0
 
-    def _batch(
-        self, rows: list[RequestRows], drafted: list[RequestRows], plan: Plan, spec: RoundSpec, turn: int | None
-    ) -> RoundBatch:
+    def _batch(self, rows: list[RequestRows], drafted: list[RequestRows], plan: Plan, this: LastRound) -> RoundBatch:
         flat = [(row.tokens, row.kv.length, row.logits) for row in rows]
         inputs, places = flatten_rows(flat)
         seats = {row.sequence.seat: SeatRows(row.kv, *place) for row, place in zip(rows, places, strict=True)}
-        work = self._next_round.work_ahead(rows, plan, spec, turn, self._draft_steps)
-        drafts = rows if turn is None else drafted
+        work = self._next_round.work_ahead(rows, plan, this, self._draft_steps)
+        beside = this.turn is not None
+        drafts = drafted if beside else rows
         return RoundBatch(
             inputs,
             seats,
             accept=lambda logits: self._speculator.accept(rows, logits[0]),
             draft=lambda step: self._speculator.draft(drafts, step),
-            prepare=lambda: self._speculator.prepare(rows, None if turn is None else drafted),
+            prepare=lambda: self._speculator.prepare(rows, drafted if beside else None),
             settle=lambda: self._speculator.settle(),
             work_ahead=lambda: next(work, False),
             others={s.seat: s.kv for s in self._scheduler.running if s.kv is not None},

@@ -70,7 +70,7 @@ class NextRound:
             drafts = bool(self.scheduler.choose_drafted(running, turn))
         spec = self._of(seats, draft_steps if drafts else 0)
         if turn is not None:
-            spec = replace(spec, drafts_beside=True, next_runs=_next_runs(running, seats, 1 - turn))
+            spec = replace(spec, drafts_beside=True, next_runs=_next_runs(running, seats))
         return spec if last is None else replace(spec, in_flight=last.still_wanted(spec, running))
 
     def longest(self, draft_steps: int) -> RoundSpec:
@@ -82,18 +82,15 @@ class NextRound:
         seat = SeatSpec(0, resident, memory.tail_slots, streamed, 0, min(resident + streamed, total - 1), 1)
         return self._of((seat,), draft_steps).warm()
 
-    def work_ahead(
-        self, rows: list[RequestRows], plan: Plan, spec: RoundSpec, turn: int | None, draft_steps: int
-    ) -> Iterator[bool]:
-        """While a round is computed: proves its plan, then makes and proves those that the next one may need.
+    def work_ahead(self, rows: list[RequestRows], plan: Plan, this: LastRound, draft_steps: int) -> Iterator[bool]:
+        """While `this` round is computed: proves its plan, then makes and proves those that the next one may need.
 
         Yields True after each piece of work: there may be more.
         """
         self.planner.prove(plan)
         yield True
-        this = LastRound.of(spec, turn, self.scheduler.running)
-        for running in possible_requests(self.scheduler.running, rows, spec):
-            next_turn = self.scheduler.turn_after(running, turn)
+        for running in possible_requests(self.scheduler.running, rows, this.spec):
+            next_turn = self.scheduler.turn_after(running, this.turn)
             next_rows = self.scheduler.choose_rows(running, next_turn)
             structure = self.structure(running, next_rows, next_turn, this, draft_steps).canonical()
             if next_rows and not self.planner.knows(structure):
@@ -167,8 +164,8 @@ def _seating(running: list[Sequence]) -> dict[int, int]:
     return {sequence.seat: sequence.request_id for sequence in running}
 
 
-def _next_runs(running: list[Sequence], seats: tuple[SeatSpec, ...], turn: int) -> tuple[ChunkRun, ...]:
-    """What a round of cohort `turn` streams after one of these seats, and of prompts that go on."""
+def _next_runs(running: list[Sequence], seats: tuple[SeatSpec, ...]) -> tuple[ChunkRun, ...]:
+    """What streams in the round after one of these seats: the other cohort, and prompts that go on."""
     computed = {seat.seat: seat for seat in seats}
     runs = []
     for sequence in running:

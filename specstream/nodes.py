@@ -103,3 +103,10 @@ def _callable(node: fx.Node, args: Any) -> Callable[..., Any]:
     if not callable(node.target):
         raise TypeError(f"{node} calls nothing")
     return node.target
+
+
+def copied(module: fx.GraphModule) -> fx.GraphModule:
+    """The same module with a graph of its own, which may be changed; parameters are shared."""
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(module.graph, {}))
+    return fx.GraphModule(module, graph, type(module).__name__)

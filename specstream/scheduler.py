@@ -55,11 +55,14 @@ class RequestRows:
         return bool(self.tokens)
 
     @property
-    def known(self) -> tuple[list[int], list[int]]:
-        """Its text before what the round produces, and what of that is known already: of whoever does not verify, the
-        last token."""
-        tokens = self.sequence.tokens
-        return (tokens, []) if self.verifies else (tokens[:-1], tokens[-1:])
+    def known(self) -> list[int]:
+        """What is known of what it produces: of whoever does not verify the last token, which it has already."""
+        return [] if self.verifies else self.sequence.tokens[-1:]
+
+    @property
+    def text_length(self) -> int:
+        """Tokens before what it produces."""
+        return len(self.sequence.tokens) - len(self.known)
 
     @property
     def committed(self) -> int:
@@ -105,8 +108,8 @@ class Scheduler:
     def __post_init__(self) -> None:
         self.free_seats = list(range(self.max_num_seqs))
 
-    def turn_after(self, running: list[Sequence], turn: int | None) -> int | None:
-        """Which cohort of the running requests verifies after a round of cohort `turn`; None: all do."""
+    def turn_after(self, running: list[Sequence], turn: int | None = None) -> int | None:
+        """Which cohort of the running requests verifies after a round of cohort `turn`, or the latest; None: all do."""
         return next_turn(running, self.last_turn if turn is None else turn) if self.cohorts else None
 
     @contextmanager
