@@ -1,13 +1,12 @@
-"""Time and KV bandwidth of the attention kernels on a CUDA device: one layer, replayed from a graph.
+"""Time and KV bandwidth of the attention kernels on a CUDA device: one layer, attend and merge, replayed from a graph.
 
     python benchmarks/attention_kernels.py [--shape 8x32768x5] [--sweep] [--json FILE]
 
 Qwen3-8B's shape in bfloat16: 8 KV heads of 128, 4 query heads each, blocks of 256 tokens. Successive layers use
-different blocks, so that none finds its keys in the cache. `us` is for the launches that a round would make, `apart`
-with a merge that is always a launch of its own, `attend` without one. `of copy` compares with a copy on the device,
-which moves its bytes twice; in the JSON, `over_copy` is the most that a measured shape takes over what a copy would,
-1 / `of copy`. `--shape` measures seats x keys x rows alone, everything resident. `--sweep` also tries other tilings and
-prints the fastest five beside the one that is chosen.
+different blocks, so that none finds its keys in the cache. `of copy` compares with a copy on the device, which moves
+its bytes twice; in the JSON, `over_copy` is the most that a measured shape takes over what a copy would, 1 / `of copy`.
+`--shape` measures seats x keys x rows alone, everything resident. `--sweep` also tries other tilings and prints the
+fastest five beside the one that is chosen.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ from triton.runtime.errors import OutOfResources
 
 from specstream.bench_machine import device_copy_bandwidth
 from specstream.kernels.attention import AttentionState
-from specstream.kernels.tiling import MAX_SPLITS, Tiling, choose_tiling, merges_itself
-from specstream.kernels.triton_attend import Merged, OwnRows, Seats, attend
+from specstream.kernels.tiling import MAX_SPLITS, Tiling, choose_tiling
+from specstream.kernels.triton_attend import OwnRows, Seats, attend
 from specstream.kernels.triton_merge import merge
 
 KV_HEADS, GROUP, HEAD_DIM, TOKENS = 8, 4, 128, 256
@@ -59,7 +58,6 @@ SHAPES = (
     Shape(1, 32768, 128),
     Shape(8, 1024, 5),
     Shape(1, 1024, 1),
-    Shape(1, 512, 5),
     Shape(1, 4096, 1, resident=False),
     Shape(1, 4096, 5, resident=False),
     Shape(1, 4096, 33, resident=False),
@@ -101,21 +99,18 @@ class Layers:
         shape = self.shape
         return choose_tiling(shape.seats, KV_HEADS, GROUP, shape.rows, shape.keys, HEAD_DIM, DTYPE)
 
-    def microseconds(self, tiling: Tiling, how: str = "chosen") -> float:
-        """The median time of one layer; `how` the parts are merged: as a round would, "apart", or "never"."""
+    def microseconds(self, tiling: Tiling, merged: bool = True) -> float:
+        """The median time of one layer."""
         parts_shape = (tiling.splits + (self.own is not None), *self.query.shape[:2])
         parts = AttentionState(
             torch.zeros((*parts_shape, HEAD_DIM), device="cuda"), torch.zeros(parts_shape, device="cuda")
         )
         counts = torch.full_like(self.seats[0].row_count, len(parts.out))
-        arrived = counts.new_zeros(self.shape.seats, KV_HEADS, tiling.row_tiles)
-        alone = self.own is not None and merges_itself(tiling, GROUP * self.shape.rows, HEAD_DIM)
-        merged = Merged(self.out, arrived) if how == "chosen" and alone else None
 
         def run() -> None:
             for seats in self.seats:
-                attend(self.query, self.kv, seats, HEAD_DIM**-0.5, tiling, parts, self.own, merged)
-                if merged is None and how != "never":
+                attend(self.query, self.kv, seats, HEAD_DIM**-0.5, tiling, parts, self.own)
+                if merged:
                     merge(parts, seats, counts, self.out)
 
         return replayed(run) / self.count
@@ -143,9 +138,9 @@ def replayed(run: Callable[[], None], repeats: int = 20) -> float:
 def measure(layers: Layers, tiling: Tiling, bandwidth: float) -> dict[str, Any]:
     """One row of the table."""
     shape = layers.shape
-    together, apart, alone = (layers.microseconds(tiling, how) for how in ("chosen", "apart", "never"))
+    together, alone = layers.microseconds(tiling), layers.microseconds(tiling, merged=False)
     rate = shape.seats * shape.keys * KEY_BYTES / together * 1e6
-    figures = {"us": together, "apart_us": apart, "attend_us": alone, "TB_s": rate / 1e12, "of_copy": rate / bandwidth}
+    figures = {"us": together, "attend_us": alone, "TB_s": rate / 1e12, "of_copy": rate / bandwidth}
     return {"shape": str(shape), **figures, "tiling": asdict(tiling)}
 
 
@@ -186,7 +181,7 @@ def asked_shape(text: str) -> Shape:
 def line(row: dict[str, Any]) -> str:
     tiling = row["tiling"]
     sizes = "{block_rows}x{row_tiles} rows, {block_keys} keys, {splits} splits, {num_warps} warps, {num_stages} stages"
-    figures = "{shape:<26} {us:>8.1f} {apart_us:>8.1f} {attend_us:>8.1f} {TB_s:>6.2f} {of_copy:>8.2f}"
+    figures = "{shape:<26} {us:>8.1f} {attend_us:>8.1f} {TB_s:>6.2f} {of_copy:>8.2f}"
     return f"{figures.format(**row)}  {sizes.format(**tiling)}"
 
 
@@ -203,7 +198,7 @@ def main() -> None:
     bandwidth = device_copy_bandwidth(torch.device("cuda"))
     name = torch.cuda.get_device_name()
     print(f"{name}, torch {torch.__version__}, triton {triton.__version__}, copy {bandwidth / 1e12:.2f} TB/s")
-    header = f"{'':<26} {'us':>8} {'apart':>8} {'attend':>8} {'TB/s':>6} {'of copy':>8}  tiling"
+    header = f"{'':<26} {'us':>8} {'attend':>8} {'TB/s':>6} {'of copy':>8}  tiling"
     print(header)
     rows, swept = [], []
     for shape in arguments.shape or SHAPES:

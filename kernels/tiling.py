@@ -9,8 +9,6 @@ import torch
 MAX_SPLITS = 64
 STAGE_BYTES = 32 << 10
 """K and V of one tile: three of them in flight leave room for two programs on a multiprocessor of 228 KiB."""
-MERGED_BYTES = 160 << 10
-"""Partial results that one program merges, at most: a multiprocessor reads them in less time than a launch takes."""
 
 
 @dataclass(frozen=True)
@@ -64,15 +62,6 @@ def choose_splits(programs: int, key_tiles: int, slots: int) -> int:
         return -(-programs * splits // slots) * (-(-key_tiles // splits) + 4)
 
     return min(range(1, min(MAX_SPLITS, max(key_tiles, 1)) + 1), key=time)
-
-
-def merges_itself(tiling: Tiling, packed: int, head_dim: int) -> bool:
-    """Whether a launch over listed and own keys had better merge its own partial results, of `packed` rows at most.
-
-    Each tile's are merged by one program. Those of many rows in many parts are read faster by all multiprocessors, in
-    a launch of their own.
-    """
-    return min(tiling.block_rows, packed) * (tiling.splits + 1) * head_dim * 4 <= MERGED_BYTES
 
 
 def _power_of_two(number: int) -> int:

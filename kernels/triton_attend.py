@@ -3,9 +3,8 @@
 A round's rows of different requests, the *seats*, lie side by side. One launch attends, for every seat, to the keys of
 its listed blocks, cut into `splits` equal parts, and leaves one partial result a split; `triton_merge` puts those of
 several launches together. Given the round's own K and V, one more part attends to them under the ancestor mask and
-writes them into the store. A launch that is the only one of its layer can merge its own results, at its end. Nothing is
-allocated and the host reads nothing, so that launches can be captured in a CUDA graph (after one that compiles the
-kernel) and replayed with other rows, lengths and tables.
+writes them into the store. Nothing is allocated and the host reads nothing, so that launches can be captured in a CUDA
+graph (after one that compiles the kernel) and replayed with other rows, lengths and tables.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from torch import Tensor
 
 from specstream.kernels.attention import AttentionState
 from specstream.kernels.tiling import Tiling
-from specstream.kernels.triton_merge_rows import arrives_last, clear_padding, merge_block, merge_packed
 
 MAX_OWN_ROWS = 128
 """Rows of one seat that an ancestor mask can tell apart."""
@@ -57,16 +55,6 @@ class OwnRows:
     """int32 [seats, append_blocks]: the blocks of the rows, from the one that `position` falls into on."""
 
 
-@dataclass(frozen=True)
-class Merged:
-    """Where a launch puts what it merges of its own partial results."""
-
-    out: Tensor
-    """[num_heads, rows, head_dim], the last dimension contiguous, of any float dtype; 0 for padding."""
-    arrived: Tensor
-    """int32 [seats, kv_heads, row_tiles], contiguous: how many programs are done. It is 0 between launches."""
-
-
 def attend(
     query: Tensor,
     kv: Tensor,
@@ -75,7 +63,6 @@ def attend(
     tiling: Tiling,
     parts: AttentionState,
     own: OwnRows | None = None,
-    merged: Merged | None = None,
 ) -> None:
     """Partial attention of every seat's rows over its listed keys and, as one more part, over the round's own rows.
 
@@ -89,7 +76,6 @@ def attend(
             logarithm, both contiguous. For the rows of a seat those from `seats.first_part` on are written, as many
             as `tiling.splits`, one more with `own`; the rest is left as it is. A row that saw no key has 0 and -inf.
         own: the round's own rows, at most `MAX_OWN_ROWS` a seat.
-        merged: the output over the parts of this launch, as `merge` would write it, is written there as well.
     """
     num_heads, num_rows, head_dim = query.shape
     _, _, kv_heads, tokens, _ = kv.shape
@@ -104,15 +90,8 @@ def attend(
     if own is not None:
         assert own.key.stride(2) == own.value.stride(2) == own.append_table.stride(1) == 1
         assert own.ancestors.is_contiguous()
-    num_seats, padded_dim = seats.row_start.shape[0], triton.next_power_of_2(head_dim)
-    if merged is not None:
-        assert merged.out.stride(2) == 1
-        assert merged.arrived.is_contiguous()
-        assert merged.arrived.shape == (num_seats, kv_heads, tiling.row_tiles)
-    merge_parts, merge_rows_at_once = merge_block(num_parts, tiling.block_rows, padded_dim)
-    target = merged or Merged(query, seats.row_start)  # not written without `merged`
     given = own or OwnRows(query, query, seats.row_start, seats.row_start, seats.block_table)  # not read without `own`
-    grid = (tiling.row_tiles * kv_heads, num_seats, num_parts)
+    grid = (tiling.row_tiles * kv_heads, seats.row_start.shape[0], num_parts)
     _attend_kernel[grid](
         query,
         kv,
@@ -128,8 +107,6 @@ def attend(
         given.append_table,
         parts.out,
         parts.lse,
-        target.out,
-        target.arrived,
         scale,
         num_rows,
         tiling.splits,
@@ -141,21 +118,15 @@ def attend(
         given.value.stride(1),
         seats.block_table.stride(0),
         given.append_table.stride(0),
-        target.out.stride(0),
-        target.out.stride(1),
         KV_HEADS=kv_heads,
         GROUP=num_heads // kv_heads,
         TOKENS=tokens,
         HEAD_DIM=head_dim,
-        PADDED_DIM=padded_dim,
+        PADDED_DIM=triton.next_power_of_2(head_dim),
         BLOCK_ROWS=tiling.block_rows,
         BLOCK_KEYS=tiling.block_keys,
         ROW_TILES=tiling.row_tiles,
         OWN=own is not None,
-        MERGE=merged is not None,
-        MERGE_PARTS=merge_parts,
-        MERGE_ROWS=merge_rows_at_once,
-        PADDED_SEATS=triton.next_power_of_2(num_seats),
         WIDEN=query.dtype == torch.bfloat16 and not query.is_cuda,
         num_warps=tiling.num_warps,
         num_stages=tiling.num_stages,
@@ -178,8 +149,6 @@ def _attend_kernel(
     append_table: tl.tensor,
     part_out: tl.tensor,
     part_lse: tl.tensor,
-    out: tl.tensor,
-    arrived: tl.tensor,
     scale: tl.tensor,
     num_rows: tl.tensor,
     splits: tl.tensor,
@@ -191,8 +160,6 @@ def _attend_kernel(
     value_row_stride: tl.tensor,
     table_stride: tl.tensor,
     append_stride: tl.tensor,
-    out_head_stride: tl.tensor,
-    out_row_stride: tl.tensor,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     TOKENS: tl.constexpr,
@@ -202,16 +169,9 @@ def _attend_kernel(
     BLOCK_KEYS: tl.constexpr,
     ROW_TILES: tl.constexpr,
     OWN: tl.constexpr,
-    MERGE: tl.constexpr,
-    MERGE_PARTS: tl.constexpr,
-    MERGE_ROWS: tl.constexpr,
-    PADDED_SEATS: tl.constexpr,
     WIDEN: tl.constexpr,
 ) -> None:
-    """One program: a tile of packed rows of one seat and KV head, and one part of the keys.
-
-    With MERGE, the last program of those of a tile merges what all of them have found.
-    """
+    """One program: a tile of packed rows of one seat and KV head, and one part of the keys."""
     tile = tl.program_id(0) % ROW_TILES  # programs that read the same keys run side by side
     kv_head = (tl.program_id(0) // ROW_TILES).to(tl.int64)
     seat = tl.program_id(1)
@@ -219,23 +179,7 @@ def _attend_kernel(
     first_row = tl.load(row_start + seat)
     count = tl.load(row_count + seat)
     keys = tl.load(key_count + seat)
-    num_parts = tl.num_programs(2)
-    if MERGE and (tile == 0) & (seat == 0) & (split == num_parts - 1):
-        clear_padding(
-            out,
-            out_head_stride,
-            out_row_stride,
-            kv_head * GROUP,
-            row_start,
-            row_count,
-            tl.num_programs(1),
-            num_rows,
-            GROUP,
-            HEAD_DIM,
-            PADDED_DIM,
-            PADDED_SEATS,
-        )
-    if tile * BLOCK_ROWS >= count * GROUP:  # for all splits alike: none of them arrives
+    if tile * BLOCK_ROWS >= count * GROUP:
         return
 
     packed = tile * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)  # all heads of the group for a row, then the next row
@@ -306,35 +250,12 @@ def _attend_kernel(
             top, total, acc = _absorb(q, k, v, visible, score_scale, top, total, acc)
 
     saw = total != 0.0  # also of NaN, which must not pass for a row that saw nothing
-    partial = acc / tl.where(saw, total, 1.0)[:, None]
+    out = acc / tl.where(saw, total, 1.0)[:, None]
     lse = tl.where(saw, top * scale + tl.log(tl.where(saw, total, 1.0)), float("-inf"))
-    part = tl.load(first_part + seat)
-    part_rows = KV_HEADS * GROUP * num_rows
-    part_row = (part + split).to(tl.int64) * part_rows + head * num_rows + row
-    tl.store(part_out + (part_row * HEAD_DIM)[:, None] + dim[None, :], partial, mask=row_mask)
+    part = (tl.load(first_part + seat) + split).to(tl.int64)
+    part_row = (part * (KV_HEADS * GROUP) + head) * num_rows + row
+    tl.store(part_out + (part_row * HEAD_DIM)[:, None] + dim[None, :], out, mask=row_mask)
     tl.store(part_lse + part_row, lse, mask=row_valid)
-
-    if MERGE and arrives_last(arrived + (seat * KV_HEADS + kv_head) * ROW_TILES + tile, num_parts):
-        merge_packed(
-            part_out,
-            part_lse,
-            out,
-            out_head_stride,
-            out_row_stride,
-            kv_head * GROUP,
-            first_row,
-            tile * BLOCK_ROWS,
-            tl.minimum((tile + 1) * BLOCK_ROWS, count * GROUP),
-            num_rows,
-            part_rows,
-            part,
-            part + num_parts,
-            GROUP,
-            HEAD_DIM,
-            PADDED_DIM,
-            MERGE_PARTS,
-            MERGE_ROWS,
-        )
 
 
 @triton.jit

@@ -8,7 +8,10 @@ from torch import Tensor
 
 from specstream.kernels.attention import AttentionState
 from specstream.kernels.triton_attend import Seats
-from specstream.kernels.triton_merge_rows import merge_block, merge_rows
+
+VALUES_AT_ONCE = 1 << 13
+"""Numbers that a program loads at a time, 64 registers of four warps: each time takes as long as memory needs to
+answer."""
 
 
 def merge(parts: AttentionState, seats: Seats, part_count: Tensor, out: Tensor) -> None:
@@ -27,7 +30,6 @@ def merge(parts: AttentionState, seats: Seats, part_count: Tensor, out: Tensor) 
     assert parts.lse.is_contiguous()
     assert out.stride(2) == 1
     num_seats, padded_dim = seats.row_start.shape[0], triton.next_power_of_2(head_dim)
-    block_parts, _ = merge_block(len(parts.out), 1, padded_dim)
     _merge_kernel[(num_rows, num_heads)](
         parts.out,
         parts.lse,
@@ -40,7 +42,7 @@ def merge(parts: AttentionState, seats: Seats, part_count: Tensor, out: Tensor) 
         out.stride(1),
         HEAD_DIM=head_dim,
         PADDED_DIM=padded_dim,
-        BLOCK_PARTS=block_parts,
+        BLOCK_PARTS=min(triton.next_power_of_2(len(parts.out)), max(1, VALUES_AT_ONCE // padded_dim)),
         PADDED_SEATS=triton.next_power_of_2(num_seats),
         num_warps=4,
     )
@@ -76,8 +78,27 @@ def _merge_kernel(
     num_parts = tl.max(tl.where((row >= start) & (row < start + count), counts, 0), 0)
 
     dim = tl.arange(0, PADDED_DIM)
-    rows = tl.arange(0, 1) + (head * num_rows + row)
-    size = num_heads * num_rows
-    merged = merge_rows(part_out, part_lse, rows, rows >= 0, size, 0, num_parts, HEAD_DIM, PADDED_DIM, BLOCK_PARTS)
-    out_at = (out + head * out_head_stride + row * out_row_stride) + dim[None, :]
-    tl.store(out_at, merged.to(out.dtype.element_ty), mask=(dim < HEAD_DIM)[None, :])
+    dim_valid = dim < HEAD_DIM
+    top = float("-inf")
+    total = 0.0
+    acc = tl.zeros([PADDED_DIM], tl.float32)
+    for first in tl.range(0, num_parts, BLOCK_PARTS):
+        part = first + tl.arange(0, BLOCK_PARTS)
+        part_row = (part.to(tl.int64) * num_heads + head) * num_rows + row
+        valid = part < num_parts
+        lse = tl.load(part_lse + part_row, mask=valid, other=float("-inf"))
+        partial = tl.load(
+            part_out + (part_row * HEAD_DIM)[:, None] + dim[None, :],
+            mask=valid[:, None] & dim_valid[None, :],
+            other=0.0,
+        )
+        new_top = tl.maximum(top, tl.max(lse, 0))
+        base = tl.where(new_top == float("-inf"), 0.0, new_top)
+        weight = tl.exp(lse - base)
+        kept = tl.exp(top - base)
+        total = total * kept + tl.sum(weight, 0)
+        acc = acc * kept + tl.sum(partial * weight[:, None], 0)
+        top = new_top
+    merged = acc / tl.where(total != 0.0, total, 1.0)
+    out_at = out + head * out_head_stride + row * out_row_stride
+    tl.store(out_at + dim, merged.to(out.dtype.element_ty), mask=dim_valid)

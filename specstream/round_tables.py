@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from specstream.batch import RoundBatch
-from specstream.kernels.tiling import Tiling, choose_tiling, merges_itself
+from specstream.kernels.tiling import Tiling, choose_tiling
 from specstream.kernels.triton_attend import MAX_OWN_ROWS, Seats
 from specstream.kv import ChunkLayout, SequenceKV
 from specstream.mirror import Mirror
@@ -49,8 +49,6 @@ class Tilings:
     """Over the keys on the device."""
     staged: Tiling
     """Over the keys of a group."""
-    merged: bool
-    """Whether the launch over the keys on the device leaves nothing to be merged: nothing streams, and it is little."""
 
     @classmethod
     def of(cls, sizes: TableSizes, layout: ChunkLayout, num_heads: int, most_rows: int) -> Tilings:
@@ -62,10 +60,7 @@ class Tilings:
 
         staged = tiling(1, sizes.chunks_per_group)
         splits = max(1, min(staged.splits, MOST_STAGED_PARTS // max(1, sizes.groups_per_seat)))
-        local = tiling(sizes.seats, sizes.blocks)
-        packed = num_heads // layout.num_kv_heads * most_rows
-        merged = not sizes.groups and merges_itself(local, packed, layout.head_dim)
-        return cls(local, replace(staged, splits=splits), merged)
+        return cls(tiling(sizes.seats, sizes.blocks), replace(staged, splits=splits))
 
     @property
     def local_parts(self) -> int:

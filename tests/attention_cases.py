@@ -16,7 +16,7 @@ from specstream.kernels.attention import (
     unpack_output,
 )
 from specstream.kernels.tiling import Tiling
-from specstream.kernels.triton_attend import Merged, OwnRows, Seats, attend
+from specstream.kernels.triton_attend import OwnRows, Seats, attend
 from specstream.kernels.triton_merge import merge
 
 NAN = float("nan")
@@ -159,9 +159,7 @@ def tree_mask(rows: int) -> Tensor:
     return _pack(seen)
 
 
-def run_attend(
-    case: AttentionCase, tiling: Tiling, own: bool = True, seats: Seats | None = None, merged: Merged | None = None
-) -> AttentionState:
+def run_attend(case: AttentionCase, tiling: Tiling, own: bool = True, seats: Seats | None = None) -> AttentionState:
     """The parts that `attend` writes for the case's seats or the given ones; NaN where it writes nothing."""
     heads, rows, dim = case.query.shape
     shape = (tiling.splits + own, heads, rows)
@@ -169,42 +167,23 @@ def run_attend(
         torch.full((*shape, dim), NAN, device=case.query.device),
         torch.full(shape, NAN, device=case.query.device),
     )
-    attend(case.query, case.kv, seats or case.seats, case.scale, tiling, parts, case.own if own else None, merged)
+    attend(case.query, case.kv, seats or case.seats, case.scale, tiling, parts, case.own if own else None)
     return parts
 
 
 def run_merge(case: AttentionCase, parts: AttentionState) -> Tensor:
     """The output over all parts, strided."""
-    out = empty_output(case)
+    heads, rows, dim = case.query.shape
+    out = torch.full((rows, heads, dim), NAN, dtype=case.query.dtype, device=case.query.device).transpose(0, 1)
     merge(parts, case.seats, torch.full_like(case.seats.row_count, len(parts.out)), out)
     return out
 
 
-def run_merged(case: AttentionCase, tiling: Tiling, own: bool = True) -> Tensor:
-    """The output as one launch writes it, strided."""
-    merged = merged_output(case, tiling)
-    run_attend(case, tiling, own, merged=merged)
-    assert not merged.arrived.any()
-    return merged.out
-
-
-def merged_output(case: AttentionCase, tiling: Tiling) -> Merged:
-    """Where one launch writes the output: NaN as yet."""
-    counted = len(case.rows), case.kv.shape[2], tiling.row_tiles
-    return Merged(empty_output(case), torch.zeros(counted, dtype=torch.int32, device=case.query.device))
-
-
-def empty_output(case: AttentionCase) -> Tensor:
-    """[num_heads, rows, head_dim] of NaN, strided as a layer's output."""
-    heads, rows, dim = case.query.shape
-    return torch.full((rows, heads, dim), NAN, dtype=case.query.dtype, device=case.query.device).transpose(0, 1)
-
-
-def check_round(case: AttentionCase, tiling: Tiling, merged: bool = False) -> None:
+def check_round(case: AttentionCase, tiling: Tiling) -> None:
     """Listed and own keys, merged, and the append: what a layer with everything resident needs."""
     tolerance = TOLERANCE[case.query.dtype]
     expected, appended = case.expected(), case.expected_kv()
-    out = run_merged(case, tiling) if merged else run_merge(case, run_attend(case, tiling))
+    out = run_merge(case, run_attend(case, tiling))
     torch.testing.assert_close(out.double(), expected.out, atol=tolerance, rtol=tolerance)
     torch.testing.assert_close(case.kv, appended, atol=0.0, rtol=0.0, equal_nan=True)
 

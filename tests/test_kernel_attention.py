@@ -9,7 +9,6 @@ import torch
 
 pytest.importorskip("triton")
 
-from specstream import kernel_attention
 from specstream.attention import LayerAttention
 from specstream.attention_choice import KernelChoice
 from specstream.engine import Engine
@@ -64,37 +63,6 @@ def test_tokens_are_those_of_the_target_alone(name: str, options: dict[str, Any]
 
 def engine_target(name: str) -> torch.nn.Module:
     return model(name, torch.float32, layers=2)
-
-
-@pytest.mark.parametrize(
-    ("budget", "most_bytes", "merges"), [("auto", 1 << 20, False), ("auto", 0, True), ("min", 1 << 20, True)]
-)
-def test_a_layer_that_streams_nothing_is_one_launch(
-    budget: str, most_bytes: int, merges: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Unless there is much to merge."""
-    launches = dict.fromkeys(("attend", "merge"), 0)
-
-    def counted(name: str) -> None:
-        launch = getattr(kernel_attention, name)
-
-        def call(*arguments: Any) -> None:
-            launches[name] += 1
-            launch(*arguments)
-
-        monkeypatch.setattr(kernel_attention, name, call)
-
-    counted("attend")
-    counted("merge")
-    monkeypatch.setattr(tiling, "MERGED_BYTES", most_bytes)
-    engine, used = kernel_engine("qwen3", gpu_kv_budget=budget, chunk_tokens=4, num_speculative_tokens=3)
-    with engine:
-        out: Any = engine.generate([list(prompt(60))], max_new_tokens=5)
-    assert out[0, 60:].tolist() == reference(engine_target("qwen3"), prompt(60), 5).tokens
-    layers = 2 * sum(used)
-    assert layers > 0
-    assert launches["merge"] == layers * merges
-    assert (launches["attend"] > layers) is (budget == "min")
 
 
 def test_many_rows_are_left_to_the_library() -> None:
