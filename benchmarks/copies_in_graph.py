@@ -40,7 +40,7 @@ class Ring:
     def copy(self, group: int) -> None:
         source = self.host[group % len(self.host)]
         slot = self.ring[group % self.slots]
-        Transfer(slot.data_ptr(), source.data_ptr(), source.nbytes, True).launch(self.link)
+        Transfer(slot.data_ptr(), source.data_ptr(), source.nbytes, True).launch(self.link.cuda_stream)
 
     def read(self, group: int) -> None:
         with torch.cuda.stream(self.target):

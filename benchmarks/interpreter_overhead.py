@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from specstream.attention import LayerAttention
-from specstream.batch import RoundBatch, SeatRows
+from specstream.batch import FlatRows, RoundBatch, SeatRows
 from specstream.executor import CpuExecutor
 from specstream.graph import AttentionSite, AttentionSpec, ModelSpec, PartitionedModel, Piece
 from specstream.kv import ChunkLayout, DeviceStore, HostStore, SequenceKV
@@ -40,7 +40,7 @@ class IdleAttention(LayerAttention):
         return EMPTY
 
 
-EMPTY, ROWS = torch.empty(0, 0), torch.empty(0, dtype=torch.int64)
+EMPTY = torch.empty(0, 0)
 
 
 def idle_model(layers: int) -> PartitionedModel:
@@ -73,8 +73,7 @@ def measure(layers: int, groups: int, slots: int, rounds: int) -> dict[str, floa
     planner = Planner(model, CPU_PROFILE)
     idle = IdleAttention(store)
     executor = CpuExecutor(model, store, lambda spec, batch: idle, copy=lambda destination, source: None)
-    inputs = {"input_ids": EMPTY, "logit_rows": ROWS}
-    batch = RoundBatch(inputs, {0: SeatRows(kv, 0, 1)}, lambda logits: None, lambda step: None)
+    batch = RoundBatch(FlatRows.of([]), {0: SeatRows(kv, 0, 1)}, lambda logits: None, lambda step: None)
     cold = planner.plan(spec)
     before = time.thread_time()  # what others do on the machine does not count
     warm = planner.plan(spec.warm())

@@ -71,10 +71,10 @@ class KernelChoice:
         """Of the tables of a round."""
         return TableSizes(
             seats=len(seats),
-            rows=padded_rows(batch.inputs["input_ids"].shape[1]),
+            rows=padded_rows(batch.rows.count),
             blocks=self.most_blocks,
             append_blocks=1 + -(-MAX_OWN_ROWS // self.store.layout.chunk_tokens),
             groups=len(groups),
-            groups_per_seat=max(Counter(run.seat for run in groups).values(), default=0),
+            groups_per_seat=max(Counter(run.seat for run in groups).values()) if groups else 0,
             chunks_per_group=self.store.chunks_per_group,
         )

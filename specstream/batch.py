@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -24,15 +25,57 @@ class SeatRows:
         return self.start + self.count
 
 
+MIN_ROWS = 2
+"""A captured graph is general in its number of rows from two on."""
+ROW_STEP = 8
+"""Rows of rounds on a device are padded to a multiple of it, or to 2 or 4, so that few sizes occur."""
+
+
+@dataclass(frozen=True)
+class FlatRows:
+    """The rows of several requests, one after the other."""
+
+    tokens: list[int]
+    positions: list[int]
+    wanted: list[int]
+    """Rows whose logits are wanted, in order."""
+    places: list[tuple[int, int]]
+    """Each request's (start, count)."""
+
+    @classmethod
+    def of(cls, requests: Iterable[tuple[list[int], int, int]]) -> FlatRows:
+        """Of each request: its tokens, the position of the first, and how many of the last ones need logits."""
+        rows = cls([], [], [], [])
+        for ids, first, logits in requests:
+            rows.places.append((len(rows.tokens), len(ids)))
+            rows.tokens.extend(ids)
+            rows.positions.extend(range(first, first + len(ids)))
+            rows.wanted.extend(range(len(rows.tokens) - logits, len(rows.tokens)))
+        return rows
+
+    @property
+    def count(self) -> int:
+        """How many there are with padding: as few as a captured graph takes."""
+        return max(MIN_ROWS, len(self.tokens))
+
+    def inputs(self, device: torch.device | None = None) -> dict[str, Tensor]:
+        """The model's, on the host or a device: input_ids and position_ids, int64 [1, count]; logit_rows, int64 [R]."""
+        padding = [0] * (self.count - len(self.tokens))
+        return {
+            "input_ids": torch.tensor([self.tokens + padding], device=device),
+            "position_ids": torch.tensor([self.positions + padding], device=device),
+            "logit_rows": torch.tensor(self.wanted, dtype=torch.int64, device=device),
+        }
+
+
 @dataclass(frozen=True)
 class RoundBatch:
     """What a plan is run on.
 
-    `inputs` are the model's, on the host: input_ids and position_ids, int64 [1, N], and logit_rows, int64 [R]. Rows
-    that belong to no seat are padding: they are computed and never appended.
+    Rows that belong to no seat are padding: they are computed and never appended.
     """
 
-    inputs: dict[str, Tensor]
+    rows: FlatRows
     seats: dict[int, SeatRows]
     """Of the requests that have rows."""
     accept: Callable[[Tensor], None]
@@ -49,6 +92,11 @@ class RoundBatch:
     """Does some of what the host could do for the next round while a device computes this one; False if nothing is
     left. An executor without such a time need not call it."""
 
+    @cached_property
+    def inputs(self) -> dict[str, Tensor]:
+        """The model's, on the host."""
+        return self.rows.inputs()
+
     def kv_of(self, seat: int) -> SequenceKV:
         """That of the request in a seat, which has rows or is one of the others."""
         return self.seats[seat].kv if seat in self.seats else self.others[seat]
@@ -56,49 +104,13 @@ class RoundBatch:
 
 def wanted_logits(logits: Tensor, batch: RoundBatch) -> Tensor:
     """The rows that the batch asks for, [1, R, vocab], of logits for these or for all rows."""
-    wanted = batch.inputs["logit_rows"]
+    wanted = batch.rows.wanted
     count = len(wanted)
-    if logits.shape[1] == count or torch.equal(wanted, torch.arange(count)):
+    if logits.shape[1] == count or not wanted or wanted[-1] == count - 1:  # the first ones
         return logits[:, :count]
-    return logits[:, wanted.to(logits.device)]
-
-
-MIN_ROWS = 2
-"""A captured graph is general in its number of rows from two on."""
-ROW_STEP = 8
-"""Rows of rounds on a device are padded to a multiple of it, or to 2 or 4, so that few sizes occur."""
+    return logits[:, torch.tensor(wanted).to(logits.device, non_blocking=True)]
 
 
 def padded_rows(rows: int) -> int:
     """The next number of rows that occurs on a device."""
     return next((few for few in (MIN_ROWS, 4) if rows <= few), -(-rows // ROW_STEP) * ROW_STEP)
-
-
-def flatten_rows(
-    rows: list[tuple[list[int], int, int]], device: torch.device | None = None
-) -> tuple[dict[str, Tensor], list[tuple[int, int]]]:
-    """Packs the rows of several requests.
-
-    Args:
-        rows: for each request its tokens, the position of the first, and how many of the last ones need logits.
-        device: where the inputs go; None for the host.
-
-    Returns:
-        The model's inputs, and each request's (start, count) of rows.
-    """
-    tokens: list[int] = []
-    positions: list[int] = []
-    wanted: list[int] = []
-    places: list[tuple[int, int]] = []
-    for ids, first, logits in rows:
-        places.append((len(tokens), len(ids)))
-        tokens += ids
-        positions += range(first, first + len(ids))
-        wanted += range(len(tokens) - logits, len(tokens))
-    padding = max(0, MIN_ROWS - len(tokens))
-    inputs = {
-        "input_ids": torch.tensor([tokens + [0] * padding], device=device),
-        "position_ids": torch.tensor([positions + [0] * padding], device=device),
-        "logit_rows": torch.tensor(wanted, dtype=torch.int64, device=device),
-    }
-    return inputs, places

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
+import torch
 from torch import Tensor
 
 from specstream.attention import Attention, Rows
 from specstream.attention_choice import KernelChoice
-from specstream.batch import RoundBatch, SeatRows, flatten_rows
+from specstream.batch import FlatRows, RoundBatch, SeatRows
 from specstream.draft import FEED_TOKENS, Drafter, DraftWindow
 from specstream.graph import PartitionedModel
 from specstream.kernel_attention import KernelAttention
@@ -87,19 +88,17 @@ class CudaDrafter(Drafter):
 
     def _feed(self, rows: dict[int, list[int]], *, logits: bool) -> dict[int, Tensor]:
         """Computes tokens after each request's cached ones; returns the logits after each one's last, if asked."""
-        flat = [(self._readable(tokens), len(self._seats[seat].cached), 1) for seat, tokens in rows.items()]
-        inputs, places = flatten_rows(flat)
-        seats = {seat: SeatRows(self._place(seat), *place) for seat, place in zip(rows, places, strict=True)}
+        flat = FlatRows.of((self._readable(tokens), len(self._seats[seat].cached), 1) for seat, tokens in rows.items())
+        seats = {seat: SeatRows(self._place(seat), *place) for seat, place in zip(rows, flat.places, strict=True)}
         specs = tuple(
             self.blocks.seat(seat, each.kv.length, each.count, self._seats[seat].since) for seat, each in seats.items()
         )
-        batch = RoundBatch(inputs, seats, _ignore, _ignore)
-        output = self._compute(specs, batch)
+        output = self._compute(specs, RoundBatch(flat, seats, _ignore, _ignore))
         for seat, tokens in rows.items():
             self._seats[seat].cached += tokens
         if not logits:
             return {}
-        wanted = inputs["logit_rows"].to(output.device, non_blocking=True)
+        wanted = torch.tensor(flat.wanted).to(output.device, non_blocking=True)
         last = output[0] if output.shape[1] == len(rows) else output[0, wanted]
         return dict(zip(rows, self.sized(last[: len(rows)]), strict=True))
 

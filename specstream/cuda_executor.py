@@ -32,7 +32,7 @@ from specstream.prompt_attention import PromptAttention
 from specstream.round_graph import Task, TaskKind
 from specstream.round_spec import ChunkRun, RoundSpec
 from specstream.round_tables import TableSizes
-from specstream.streams import new_gate, new_stream, record
+from specstream.streams import CurrentStream, new_event, new_gate, new_stream, record
 from specstream.target_tasks import run_target_task
 
 KEPT_GRAPHS = 64
@@ -83,8 +83,9 @@ class CudaExecutor:
         self._rows: Rows = {}
         self._kv: dict[int, SequenceKV] = {}
         """By seat, of whatever a round fetches."""
+        self._current, self._called = CurrentStream(device), new_event()
         for stream in self._streams.values():  # weights may still be on their way
-            stream.wait_stream(torch.cuda.current_stream(device))
+            stream.wait_stream(self._current.stream)
 
     def run(self, plan: Plan, spec: RoundSpec, batch: RoundBatch) -> None:
         """Runs one round: `plan`, made for `spec.canonical()`, on the chunks of `spec`.
@@ -140,9 +141,10 @@ class CudaExecutor:
         self._rows = {s.seat: (s, batch.seats[s.seat]) for s in spec.seats}
         self._kv = {run.seat: batch.kv_of(run.seat) for run in (*spec.groups, *spec.next_groups)}
         target = self._streams[Lane.TARGET]
-        target.wait_stream(torch.cuda.current_stream())  # blocks that were given back are overwritten there
+        self._called.record(self._current.stream)
+        target.wait_event(self._called)  # blocks that were given back are overwritten there
         key = None
-        with torch.cuda.stream(target):
+        with target:
             kernels = self._choice.kernels(spec, batch)
             self._attention = kernels or self._choice.for_prompts
             if kernels is not None:
@@ -171,7 +173,7 @@ class CudaExecutor:
 
     def _interpret(self, plan: Plan, spec: RoundSpec, batch: RoundBatch) -> tuple[Tensor | None, torch.cuda.Event]:
         """Launches every step of the plan on its lane's stream."""
-        with torch.cuda.stream(self._streams[Lane.TARGET]):
+        with self._streams[Lane.TARGET]:
             self._values = self._attention.inputs(batch)
         # The target has waited for what the round before wrote to the host: it may be fetched at once.
         self._streams[Lane.LINK].wait_stream(self._streams[Lane.TARGET])
@@ -183,7 +185,7 @@ class CudaExecutor:
                 continue
             stream = self._streams[step.lane]
             if step.op is StepOp.LAUNCH and task is not None:
-                with torch.cuda.stream(stream):
+                with stream:
                     self._work(task, spec, stream)
             elif step.op is StepOp.RECORD:
                 events[step.name] = record(stream)
@@ -284,7 +286,7 @@ class CudaExecutor:
     def _work(self, task: Task, spec: RoundSpec, stream: torch.cuda.Stream) -> None:
         """Launches a task on the current stream, which is `stream`."""
         if task.kind is TaskKind.FETCH:
-            self._transfer(task, spec).launch(stream)
+            self._transfer(task, spec).launch(stream.cuda_stream)
         elif task.kind is TaskKind.OFFLOAD:
             self._offload(task, spec, stream)
         else:
@@ -301,7 +303,7 @@ class CudaExecutor:
         run = spec.run_of(task)
         seat, rows = self._rows[run.seat]
         for destination, source in offload_copies(self.store, task.layer, seat, rows.kv, run):
-            Transfer(destination.data_ptr(), source.data_ptr(), source.nbytes, False).launch(stream)
+            Transfer(destination.data_ptr(), source.data_ptr(), source.nbytes, False).launch(stream.cuda_stream)
 
     def _slot(self, task: Task) -> int:
         return (self._rotation + task.slot) % self.store.staging_slots
@@ -313,7 +315,7 @@ class CudaExecutor:
 
         The kernels' tables are written by the host, so a round that reads them has to end before the next one's are.
         """
-        return len(batch.inputs["logit_rows"]) == 0 and self._attention is self._choice.for_prompts
+        return not batch.rows.wanted and self._attention is self._choice.for_prompts
 
     def _accept_and_draft(
         self,
@@ -336,7 +338,7 @@ class CudaExecutor:
                 batch.draft(task.step)
             return start, record(stream, timed=True)
 
-        with torch.cuda.stream(stream):
+        with stream:
             only_launches = batch.prepare()
             drafted = draft() if beside else None
             if not only_launches:

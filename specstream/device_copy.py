@@ -24,11 +24,11 @@ class Transfer:
         kinds = runtime.cudaMemcpyKind
         return kinds.cudaMemcpyHostToDevice if self.to_device else kinds.cudaMemcpyDeviceToHost
 
-    def launch(self, stream: torch.cuda.Stream) -> None:
-        """Puts the copy on a stream, or into the graph that the stream is capturing."""
+    def launch(self, stream: int) -> None:
+        """Puts the copy on the stream at an address, or into the graph that the stream is capturing."""
         from cuda.bindings import runtime
 
-        arguments = self.destination, self.source, self.size, self._kind, stream.cuda_stream
+        arguments = self.destination, self.source, self.size, self._kind, stream
         _check(runtime.cudaMemcpyAsync(*arguments))
 
     def repoint(self, graph: int, node: Any) -> None:

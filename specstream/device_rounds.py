@@ -77,7 +77,8 @@ class DeviceRounds:
         self._draft_kind: Kind = self._kind
         self._draft: DeviceDraft | None = None
         """What the round's draft steps are done by, if they are the device's."""
-        self._logits: Tensor | None = None
+        self._logits: tuple[Tensor, ...] = ()
+        """Of each request that verifies, [rows, vocab]."""
 
     def prepare(self, rows: list[RequestRows], drafted: list[RequestRows] | None = None) -> bool:
         """Tells the device about the requests that have logits in a round, all that is known before these are there.
@@ -126,9 +127,9 @@ class DeviceRounds:
     def accept(self, logits: Tensor) -> None:
         """Launches acceptance for those requests, whose logits, [R, vocab], these are."""
         synthetic = self.speculation.synthetic is not None
-        self._logits = logits
         tables = self._verifying
         accept_on_device(tables, logits, *self._kind, synthetic, self._drawn(tables, self._kind))
+        self._logits = torch.split(logits, [row.logits for row in self._rows])
 
     def draft(self) -> None:
         """Launches the next draft step."""
@@ -142,9 +143,7 @@ class DeviceRounds:
             self._tables_for(self._others).found.download()
         if self.device.type == "cuda":
             torch.cuda.current_stream(self.device).synchronize()
-        assert self._logits is not None
-        logits = torch.split(self._logits, [row.logits for row in self._rows])
-        outcomes = [self._outcome(*each) for each in zip(self._rows, logits, strict=True)]
+        outcomes = [self._outcome(*each) for each in zip(self._rows, self._logits, strict=True)]
         for row in self._drafted:
             assert self._draft is not None
             row.next_candidates, row.draft_failed = self._candidates(self._draft, row, 0, row.known)
@@ -153,7 +152,7 @@ class DeviceRounds:
 
     def forget(self) -> None:
         """Drops what it knows of a round, which holds memory of the requests."""
-        self._rows, self._drafted, self._logits, self._draft = [], [], None, None
+        self._rows, self._drafted, self._logits, self._draft = [], [], (), None
 
     # Parts
 

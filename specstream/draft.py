@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specstream.batch import flatten_rows
+from specstream.batch import FlatRows
 from specstream.graph import AttentionSpec, PartitionedModel
 from specstream.kernels.attention import pack_query, partial_attention, unpack_output
 from specstream.ops import token_major
@@ -191,10 +191,8 @@ class Drafter:
         """Computes tokens after each request's cached ones; returns the logits after each one's last, if asked."""
         firsts = {seat: len(self._seats[seat].cached) for seat in rows}
         readable = {seat: self._readable(tokens) for seat, tokens in rows.items()}
-        values, places = flatten_rows(
-            [(tokens, firsts[seat], int(logits)) for seat, tokens in readable.items()], self.model.spec.device
-        )
-        spans = dict(zip(rows, places, strict=True))
+        flat = FlatRows.of((tokens, firsts[seat], int(logits)) for seat, tokens in readable.items())
+        values, spans = flat.inputs(self.model.spec.device), dict(zip(rows, flat.places, strict=True))
         for index, piece in enumerate(self.model.pieces):
             if index == len(self.model.sites) and not logits:
                 break

@@ -13,7 +13,7 @@ from weakref import ReferenceType
 import torch
 from torch import Tensor
 
-from specstream.batch import RoundBatch, SeatRows, flatten_rows
+from specstream.batch import FlatRows, RoundBatch, SeatRows
 from specstream.cohorts import balance
 from specstream.custom_generate import from_transformers
 from specstream.errors import EngineBusy, EngineClosed
@@ -344,14 +344,13 @@ class Engine(Exclusive):
         return self.options.num_speculative_tokens if self._speculator.drafter else 0
 
     def _batch(self, rows: list[RequestRows], drafted: list[RequestRows], plan: Plan, this: LastRound) -> RoundBatch:
-        flat = [(row.tokens, row.kv.length, row.logits) for row in rows]
-        inputs, places = flatten_rows(flat)
-        seats = {row.sequence.seat: SeatRows(row.kv, *place) for row, place in zip(rows, places, strict=True)}
+        flat = FlatRows.of((row.tokens, row.kv.length, row.logits) for row in rows)
+        seats = {row.sequence.seat: SeatRows(row.kv, *place) for row, place in zip(rows, flat.places, strict=True)}
         work = self._next_round.work_ahead(rows, plan, this, self._draft_steps)
         beside = this.turn is not None
         drafts = drafted if beside else rows
         return RoundBatch(
-            inputs,
+            flat,
             seats,
             accept=lambda logits: self._speculator.accept(rows, logits[0]),
             draft=lambda step: self._speculator.draft(drafts, step),

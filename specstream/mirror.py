@@ -8,6 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specstream.device_copy import Transfer
+from specstream.streams import CurrentStream
+
 Field = tuple[torch.dtype, tuple[int, ...]]
 """dtype and shape."""
 
@@ -25,6 +28,7 @@ class Mirror:
         with torch.inference_mode(False):  # they may be used outside of the caller's
             self._here = torch.zeros(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
             self._there = torch.zeros(size, dtype=torch.uint8, device=device)
+        self._current = CurrentStream(device) if device.type == "cuda" else None
 
         def cut(whole: Tensor, name: str) -> Tensor:
             dtype, shape = fields[name]
@@ -42,8 +46,16 @@ class Mirror:
 
     def upload(self) -> None:
         """On the current stream; the host's side may not be written before that copy is done."""
-        self._there.copy_(self._here, non_blocking=True)
+        self._copy(self._there, self._here)
 
     def download(self) -> None:
         """On the current stream; the host's side can be read, and written, once that copy is done."""
-        self._here.copy_(self._there, non_blocking=True)
+        self._copy(self._here, self._there)
+
+    def _copy(self, destination: Tensor, source: Tensor) -> None:
+        if self._current is not None:  # the host waits for its launch, and torch's own takes five times as long
+            to_device = destination is self._there
+            copy = Transfer(destination.data_ptr(), source.data_ptr(), source.nbytes, to_device)
+            copy.launch(self._current.address)
+        else:
+            destination.copy_(source)

@@ -27,6 +27,10 @@ class LastRound:
     def of(cls, spec: RoundSpec, turn: int | None, running: list[Sequence]) -> LastRound:
         return cls(spec, turn, _seating(running))
 
+    def is_of(self, seats: tuple[SeatSpec, ...], draft_steps: int) -> bool:
+        """Whether all requests verified, in these seats, and were drafted for afterwards in so many steps."""
+        return self.turn is None and self.spec.seats == seats and self.spec.draft_steps == draft_steps
+
     def still_wanted(self, spec: RoundSpec, running: list[Sequence]) -> int:
         """How many of the fetches it has issued ahead the next round counts on: those that are its own first ones.
 
@@ -68,10 +72,16 @@ class NextRound:
             drafts = any(row.logits and row.sequence.drafts for row in rows)
         else:
             drafts = bool(self.scheduler.choose_drafted(running, turn))
-        spec = self._of(seats, draft_steps if drafts else 0)
+        steps = draft_steps if drafts else 0
         if turn is not None:
-            spec = replace(spec, drafts_beside=True, next_runs=_next_runs(running, seats))
-        return spec if last is None else replace(spec, in_flight=last.still_wanted(spec, running))
+            next_runs = _next_runs(running, seats)
+            spec = replace(self._of(seats, steps), drafts_beside=True, next_runs=next_runs)
+        elif last is not None and last.is_of(seats, steps):
+            spec = last.spec  # itself, as in most rounds: what follows from it is known
+        else:
+            spec = self._of(seats, steps)
+        in_flight = 0 if last is None else last.still_wanted(spec, running)
+        return spec if spec.in_flight == in_flight else replace(spec, in_flight=in_flight)
 
     def longest(self, draft_steps: int) -> RoundSpec:
         """The round of one request near `max_model_len`."""

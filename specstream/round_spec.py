@@ -7,7 +7,7 @@ how many groups there are: rounds of the same `RoundSpec.canonical()` run the sa
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import islice, product
 from typing import TYPE_CHECKING
@@ -167,8 +167,20 @@ class RoundSpec:
         runs = tuple(s.next_on_host for s in self.seats) if self.next_runs is None else self.next_runs
         return group_chunks(runs, self.chunks_per_group)
 
+    @cached_property
+    def _hash(self) -> int:
+        return hash(tuple(getattr(self, field.name) for field in fields(self)))
+
+    def __hash__(self) -> int:
+        """Reckoned once: plans and graphs are looked up by it in every round."""
+        return self._hash
+
     def canonical(self) -> RoundSpec:
         """The representative of all rounds that run the same plan."""
+        return self._canonical
+
+    @cached_property
+    def _canonical(self) -> RoundSpec:
         seats = tuple(seat.canonical(self.chunks_per_group) for seat in self.seats)
         if self.next_runs is None:
             return replace(self, seats=seats)

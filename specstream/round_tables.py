@@ -148,8 +148,8 @@ class RoundTables:
         """Writes a round's own values; to a device by one copy, on the current stream."""
         self._mirror.clear()
         write = self._mirror.host
-        ids, positions = (batch.inputs[name][0] for name in ("input_ids", "position_ids"))
-        write["input_ids"][: len(ids)], write["position_ids"][: len(ids)] = ids.numpy(), positions.numpy()
+        count = len(batch.rows.tokens)
+        write["input_ids"][:count], write["position_ids"][:count] = batch.rows.tokens, batch.rows.positions
         places = {}
         for index, seat in enumerate(seats):
             rows, kv = batch.seats[seat.seat], batch.seats[seat.seat].kv

@@ -16,9 +16,34 @@ def new_stream(device: torch.device, *, high_priority: bool) -> torch.cuda.Strea
     return stream
 
 
-def record(stream: torch.cuda.Stream, *, timed: bool = False) -> torch.cuda.Event:
-    """An event for what the stream has been given so far; times can be taken between two that are `timed`."""
+class CurrentStream:
+    """The current stream of a device. Torch's own way to it takes 10 us of the time between two rounds."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._index = device.index or 0
+        self._latest: torch.cuda.Stream = torch.cuda.current_stream(device)
+
+    @property
+    def stream(self) -> torch.cuda.Stream:
+        if torch._C._cuda_getCurrentRawStream(self._index) != self._latest.cuda_stream:
+            self._latest = torch.cuda.current_stream(self._index)
+        return self._latest
+
+    @property
+    def address(self) -> int:
+        handle: int = torch._C._cuda_getCurrentRawStream(self._index)
+        return handle
+
+
+def new_event(*, timed: bool = False) -> torch.cuda.Event:
+    """An event to be recorded; times can be taken between two that are `timed`."""
     event: torch.cuda.Event = _untyped.Event(enable_timing=timed)
+    return event
+
+
+def record(stream: torch.cuda.Stream, *, timed: bool = False) -> torch.cuda.Event:
+    """An event for what the stream has been given so far."""
+    event = new_event(timed=timed)
     event.record(stream)
     return event
 

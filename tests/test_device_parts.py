@@ -12,7 +12,7 @@ from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogit
 pytest.importorskip("triton")
 
 from specstream import cuda_draft
-from specstream.batch import RoundBatch, SeatRows
+from specstream.batch import FlatRows, RoundBatch, SeatRows
 from specstream.cuda_draft import CudaDrafter
 from specstream.device_accept import SeatTables
 from specstream.device_draft import DeviceDraft
@@ -84,8 +84,7 @@ def check_placed(
     sizes = TableSizes(len(specs), 8, drafter.blocks.blocks, 2, 0, 0, 1)
     tilings = Tilings.of(sizes, drafter.store.layout, 4, 2)
     want = RoundTables(sizes, tilings, tables.device)
-    inputs = {name: torch.zeros(1, 8, dtype=torch.int64) for name in ("input_ids", "position_ids")}
-    want.fill(specs, (), RoundBatch(inputs, rows_of, lambda _: None, lambda _: None), 8)
+    want.fill(specs, (), RoundBatch(FlatRows.of([]), rows_of, lambda _: None, lambda _: None), 8)
     for index, (seat, placed) in enumerate(rows_of.items()):
         got, wanted = rows.keys, want.local
         for name in ("row_start", "row_count", "key_count"):

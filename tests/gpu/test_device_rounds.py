@@ -116,10 +116,10 @@ class Strict:
         self.steps = 0
         self._verifies = False
 
-    def prepare(self, rows: list[RequestRows]) -> bool:
+    def prepare(self, rows: list[RequestRows], drafted: list[RequestRows] | None = None) -> bool:
         self._verifies = not any(row.prompt for row in rows)
         with self._no_waiting():
-            return self._prepare(rows)
+            return self._prepare(rows, drafted)
 
     def accept(self, logits: Tensor) -> None:
         with self._no_waiting():
