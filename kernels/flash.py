@@ -1,4 +1,4 @@
-"""Attention of many rows to keys that lie one after the other: on a CUDA device by torch's flash kernel."""
+"""Attention of many rows to keys that lie one after the other: on a CUDA device by cuDNN or torch's flash kernel."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from specstream.kernels.attention import AttentionState, pack_query, partial_attention
+from specstream.kernels.cudnn_attention import cudnn_attention, fits
 
 HALF = (torch.float16, torch.bfloat16)
 SLICE_ROWS = 256
@@ -15,17 +16,19 @@ SLICE_ROWS = 256
 def flash_attention(query: Tensor, key: Tensor, value: Tensor, scale: float, *, causal: bool) -> AttentionState:
     """Attention of rows over keys that all of them see, or causally over keys of which the last are the rows' own.
 
-    On a CUDA device float16 and bfloat16 use torch's flash kernel; float32, which it lacks, and other devices take a
-    few rows at a time, so that of causal scores only half are computed.
+    On a CUDA device float16 and bfloat16 use cuDNN for many rows, else torch's flash kernel; float32, which they lack,
+    and other devices take a few rows at a time, so that of causal scores only half are computed.
 
     Args:
         query: [num_heads, rows, head_dim].
         key, value: [kv_heads, keys, head_dim]; with `causal`, row i of n sees all but the last n - 1 - i.
 
     Returns:
-        out [num_heads, rows, head_dim], the flash kernel's in the query's dtype, and lse [num_heads, rows]; all else in
-        the accumulation dtype.
+        out [num_heads, rows, head_dim], a library's in the query's dtype, and lse [num_heads, rows]; all else in the
+        accumulation dtype.
     """
+    if fits(query, key, causal):
+        return cudnn_attention(query, key, value, scale, causal)
     if query.dtype in HALF and query.device.type == "cuda":
         attend = torch.ops.aten._scaled_dot_product_flash_attention
         out, lse, *_ = attend(query[None], key[None], value[None], 0.0, causal, False, scale=scale)

@@ -63,7 +63,8 @@ class CudaDrafter(Drafter):
         self.blocks = BlockWindow.of(window)
         layout = ChunkLayout.of(model.spec, BLOCK_TOKENS)
         self.store = DeviceStore(layout, self.blocks.blocks * max_seats, 1, 1, model.spec.device)
-        self.choice = KernelChoice(self.store, model.spec, self.blocks.blocks, PromptAttention(self.store))
+        for_prompts = PromptAttention(self.store, num_heads=model.spec.attentions[0].num_heads)
+        self.choice = KernelChoice(self.store, model.spec, self.blocks.blocks, for_prompts)
         self._places: dict[int, SequenceKV] = {}
         self._steps: dict[TableSizes, Recurring[Tensor]] = {}
 

@@ -72,7 +72,8 @@ class CudaExecutor:
         self._streams = {lane: new_stream(device, high_priority=lane is not Lane.DRAFT) for lane in Lane}
         self._capturing = {lane: new_stream(device, high_priority=True) for lane in (Lane.TARGET, Lane.LINK)}
         """Streams on which rounds are captured while those of the lanes are busy."""
-        self._choice = KernelChoice(store, model.spec, most_blocks, PromptAttention(store))
+        for_prompts = PromptAttention(store, num_heads=model.spec.attentions[0].num_heads)
+        self._choice = KernelChoice(store, model.spec, most_blocks, for_prompts)
         self._attention: Attention = self._choice.for_prompts
         self._graphs: OrderedDict[Key, CapturedRound] = OrderedDict()
         self._seen: set[Key] = set()

@@ -1,4 +1,4 @@
-"""Attention of long prompts on a CUDA device: `LayerAttention` with the flash kernel in the place of the CPU's."""
+"""Attention of long prompts on a CUDA device: `LayerAttention` with a library's kernels in the place of the CPU's."""
 
 from __future__ import annotations
 
@@ -22,22 +22,28 @@ from specstream.round_spec import ChunkRun
 class PromptAttention(LayerAttention):
     """States are those of whole query heads: out [num_heads, rows, head_dim], lse [num_heads, rows].
 
-    A state is as the flash kernel wrote it until something is merged into it; from then on it accumulates in float32.
-    The rows attend to their own K and V as the model made them: those need not be gathered from chunks.
+    A state is as a library's kernel wrote it until something is merged into it; from then on it accumulates in
+    float32. The rows attend to their own K and V as the model made them: those need not be gathered from chunks.
     """
 
+    num_heads: int = 1
     own: tuple[Tensor, Tensor] | None = None
     """K and V of the layer's rows, [kv_heads, N, head_dim], from `append` to `local`."""
 
     def __post_init__(self) -> None:
-        """Compiles the kernels that merge, which the first long prompt would else wait for."""
-        layout = self.store.layout
-        if self.store.device.type == "cuda":
-            few = torch.zeros(layout.num_kv_heads, 16, layout.head_dim, dtype=layout.dtype, device=self.store.device)
-            self.states[0] = flash_attention(few, few, few, 1.0, causal=True)
-            for _ in range(2):  # into the flash kernel's state, then into one that accumulates
-                self._merge(0, few, few, few, 1.0)
-            self.states.clear()
+        """Loads, plans and compiles what the first long prompt would else wait for."""
+        if self.store.device.type != "cuda":
+            return
+        layout, ring = self.store.layout, self.store.ring
+        rows = max(16, self.store.prompt_chunks * layout.chunk_tokens)
+        query, key, value = (
+            ring.new_zeros(rows, heads, layout.head_dim).transpose(0, 1)  # in a model's order
+            for heads in (self.num_heads, layout.num_kv_heads, layout.num_kv_heads)
+        )
+        self.states[0] = flash_attention(query, key, value, 1.0, causal=True)
+        for _ in range(2):  # into the library's state, then into one that accumulates
+            self._merge(0, query, *join_chunks([ring[0]]), 1.0)
+        self.states.clear()
 
     def inputs(self, batch: RoundBatch) -> dict[str, Tensor]:
         """The batch's own, copied without waiting for the round before."""
@@ -93,7 +99,7 @@ class PromptAttention(LayerAttention):
         state, dtype = self.states[seat], accumulation_dtype(query.dtype)
         if state.out.dtype is dtype:
             merged = state
-        else:  # the flash kernel's own
+        else:  # the library's own
             merged = AttentionState(torch.empty_like(state.out, dtype=dtype), torch.empty_like(state.lse, dtype=dtype))
         merge_into(merged, state, part)
         self.states[seat] = merged

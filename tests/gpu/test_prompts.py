@@ -9,6 +9,7 @@ import torch
 
 import specstream
 from specstream.kernels.attention import AttentionState, merge_states
+from specstream.kernels.cudnn_attention import PLANNED
 from specstream.kernels.flash import flash_attention
 from specstream.kernels.triton_merge_states import merge_into
 from tests.architectures import build
@@ -52,15 +53,15 @@ def test_parts_in_half_precision_agree_with_the_whole() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-@pytest.mark.parametrize("rows", [1, 100, 1000])
+@pytest.mark.parametrize("rows", [1, 100, 1000, 1024, 1500])
 def test_flash_over_parts_of_the_keys_is_flash_over_all(rows: int, dtype: torch.dtype) -> None:
-    keys, heads, kv_heads, dim = 3000, 8, 2, 128
+    keys, heads, kv_heads, dim = 3 * PLANNED, 8, 2, 128  # so that cuDNN takes them from as many rows on
     query = torch.randn(rows, heads, dim, device="cuda", dtype=dtype).transpose(0, 1)
     key, value = torch.randn(2, kv_heads, keys + rows, dim, device="cuda", dtype=dtype)
     whole = flash_attention(query, key, value, dim**-0.5, causal=True)
     state = flash_attention(query, key[:, keys:], value[:, keys:], dim**-0.5, causal=True)
-    for start in range(0, keys, 1000):
-        span = slice(start, start + 1000)
+    for start in range(0, keys, PLANNED):
+        span = slice(start, start + PLANNED)
         part = flash_attention(query, key[:, span], value[:, span], dim**-0.5, causal=False)
         expected = merge_states(in_float64(state), in_float64(part))
         merged = AttentionState(torch.empty_like(state.out, dtype=torch.float32), torch.empty_like(state.lse))
