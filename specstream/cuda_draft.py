@@ -149,6 +149,7 @@ class CudaDrafter(Drafter):
         return self._steps[sizes]()
 
     def _run_kernels(self, attention: KernelAttention) -> Tensor:
+        attention.tables.upload()
         return self.forward(attention, attention.tables.inputs, {})
 
     def _run(self, attention: Attention, batch: RoundBatch, rows: Rows) -> Tensor:

@@ -50,7 +50,7 @@ class CapturedRound:
     logits: Tensor
     """[1, rows, vocab], written by every replay."""
     logits_ready: torch.cuda.Event | None
-    """None if that is at its end: without fetches it is kernels in one line, which are the quickest to launch."""
+    """None if that is at its end: without fetches it is nodes in one line, which are the quickest to launch."""
     fetches: dict[str, Any]
     """The copies' nodes by task name."""
     sources: Sources
@@ -163,11 +163,13 @@ class CudaExecutor:
             target.wait_event(stored)
         for event in set(self._in_flight):  # also of fetches that are dropped: the graph's own fetches come after them
             target.wait_event(event)
-        self._repoint(captured, plan, spec)
+        if captured.fetches:
+            self._repoint(captured, plan, spec)
         captured.graph.replay()
         done = record(target)
         self._in_flight = [done] * len(spec.exit)
-        self._streams[Lane.LINK].wait_event(done)
+        if captured.fetches:
+            self._streams[Lane.LINK].wait_event(done)
         if stored is not None:
             target.wait_event(stored)  # of the next round: it may write where the copy has read
         return captured.logits, captured.logits_ready or done
@@ -207,13 +209,13 @@ class CudaExecutor:
         graph = torch.cuda.CUDAGraph(keep_graph=True)
         fetches: dict[str, Any] = {}
         ready = new_gate() if plan.by_kind[TaskKind.FETCH] else None
-        self._values = self._attention.inputs(batch)  # buffers that stay where they are
         # All graphs share their memory: rounds run one after the other, and only their logits outlast them.
         pool = next((kept.graph.pool() for kept in self._graphs.values()), None)
         with torch.cuda.stream(target):
             graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             try:
                 link.wait_stream(target)
+                self._values = self._attention.inputs(batch)  # of buffers that stay where they are
                 self._capture_steps(plan, spec, fetches, ready)
                 target.wait_stream(link)
             except BaseException:
@@ -350,7 +352,8 @@ class CudaExecutor:
             if only_launches:
                 ahead(stream)
             batch.settle()
-            stream.synchronize()
+            if not only_launches:  # else it has waited for all
+                stream.synchronize()
         self.draft_seconds = start.elapsed_time(end) / 1e3 if steps else None
 
     def _work_ahead(

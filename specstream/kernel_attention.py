@@ -35,7 +35,8 @@ class KernelAttention:
         self._own: tuple[Tensor, Tensor] | None = None
 
     def inputs(self, batch: RoundBatch) -> dict[str, Tensor]:
-        """Those of the tables, with logits for every row."""
+        """Those of the tables, with logits for every row; brings to the device what the tables were filled with."""
+        self.tables.upload()
         return self.tables.inputs
 
     def append(self, layer: int, key: Tensor, value: Tensor, seats: Rows) -> None:

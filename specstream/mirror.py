@@ -29,6 +29,8 @@ class Mirror:
             self._here = torch.zeros(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
             self._there = torch.zeros(size, dtype=torch.uint8, device=device)
         self._current = CurrentStream(device) if device.type == "cuda" else None
+        here, there = self._here.data_ptr(), self._there.data_ptr()
+        self._up, self._down = Transfer(there, here, size, True), Transfer(here, there, size, False)
 
         def cut(whole: Tensor, name: str) -> Tensor:
             dtype, shape = fields[name]
@@ -46,16 +48,14 @@ class Mirror:
 
     def upload(self) -> None:
         """On the current stream; the host's side may not be written before that copy is done."""
-        self._copy(self._there, self._here)
+        if self._current is None:
+            self._there.copy_(self._here)
+        else:  # the host waits for the launch, and torch's own takes longer
+            self._up.launch(self._current.address)
 
     def download(self) -> None:
         """On the current stream; the host's side can be read, and written, once that copy is done."""
-        self._copy(self._here, self._there)
-
-    def _copy(self, destination: Tensor, source: Tensor) -> None:
-        if self._current is not None:  # the host waits for its launch, and torch's own takes five times as long
-            to_device = destination is self._there
-            copy = Transfer(destination.data_ptr(), source.data_ptr(), source.nbytes, to_device)
-            copy.launch(self._current.address)
+        if self._current is None:
+            self._here.copy_(self._there)
         else:
-            destination.copy_(source)
+            self._down.launch(self._current.address)

@@ -218,13 +218,13 @@ class RoundSpec:
         """Fetches in flight when the round ends: the first ones of the next round."""
         return _first_fetches(self.num_layers, self.next_groups, self.staging_slots)
 
-    @property
+    @cached_property
     def fetched_bytes(self) -> int:
         """Bytes this round puts on the link: those it streams, without what was fetched ahead, and what it does."""
         ahead = sum(run.count for _, run in self.exit) - sum(run.count for _, run in self.entry)
         return self.streamed_bytes + self.bytes_per_chunk * ahead
 
-    @property
+    @cached_property
     def streamed_bytes(self) -> int:
         """Bytes this round attends to from the host: layers x streamed chunks x bytes per chunk."""
         return self.num_layers * self.bytes_per_chunk * sum(s.streamed for s in self.seats)

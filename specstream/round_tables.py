@@ -145,7 +145,7 @@ class RoundTables:
     def fill(
         self, seats: tuple[SeatSpec, ...], groups: tuple[ChunkRun, ...], batch: RoundBatch, chunk_tokens: int
     ) -> None:
-        """Writes a round's own values; to a device by one copy, on the current stream."""
+        """Writes a round's own values; `upload` brings them to the device."""
         self._mirror.clear()
         write = self._mirror.host
         count = len(batch.rows.tokens)
@@ -170,6 +170,12 @@ class RoundTables:
             write["part_count"][index] += self.tilings.staged.splits
             write["group_rows"][group, index] = batch.seats[run.seat].count
             write["group_keys"][group, index] = run.count * chunk_tokens
+
+    def upload(self) -> None:
+        """Brings what was filled in to the device by one copy, on the current stream or in what it captures.
+
+        Nothing may be filled in before that copy is done.
+        """
         self._mirror.upload()
 
 

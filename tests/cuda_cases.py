@@ -110,9 +110,9 @@ def slow_readers(monkeypatch: pytest.MonkeyPatch, milliseconds: float) -> None:
 def slow_copies(monkeypatch: pytest.MonkeyPatch, milliseconds: float, *, to_device: bool) -> None:
     """Copies of one direction begin late."""
 
-    def wait(transfer: Transfer, stream: torch.cuda.Stream) -> None:
+    def wait(transfer: Transfer, address: int) -> None:
         if transfer.to_device is to_device:
-            sleep(milliseconds, stream)
+            sleep(milliseconds, torch.cuda.ExternalStream(address))
 
     before(monkeypatch, Transfer, "launch", wait)
 

@@ -85,6 +85,7 @@ def check_placed(
     tilings = Tilings.of(sizes, drafter.store.layout, 4, 2)
     want = RoundTables(sizes, tilings, tables.device)
     want.fill(specs, (), RoundBatch(FlatRows.of([]), rows_of, lambda _: None, lambda _: None), 8)
+    want.upload()
     for index, (seat, placed) in enumerate(rows_of.items()):
         got, wanted = rows.keys, want.local
         for name in ("row_start", "row_count", "key_count"):

@@ -140,7 +140,7 @@ def test_a_failed_round_leaves_the_engine_usable(head_dim: int, drafts: str) -> 
         drafter: Any = engine._speculator.drafter
         working = getattr(drafter, drafts)
         for number in range(100):
-            if number % 3 == 2:
+            if number in (2, 5):  # neither of them the last, in which the host need not draft
                 setattr(drafter, drafts, fail)
                 with pytest.raises(RuntimeError, match="no"):
                     engine.step()
