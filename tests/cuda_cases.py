@@ -110,9 +110,11 @@ def slow_readers(monkeypatch: pytest.MonkeyPatch, milliseconds: float) -> None:
 def slow_copies(monkeypatch: pytest.MonkeyPatch, milliseconds: float, *, to_device: bool) -> None:
     """Copies of one direction begin late."""
 
+    streams: Any = torch.cuda
+
     def wait(transfer: Transfer, address: int) -> None:
         if transfer.to_device is to_device:
-            sleep(milliseconds, torch.cuda.ExternalStream(address))
+            sleep(milliseconds, streams.ExternalStream(address))
 
     before(monkeypatch, Transfer, "launch", wait)
 
