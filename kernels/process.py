@@ -126,9 +126,11 @@ def process(
     tiles, device = triton.cdiv(vocab, TILE), logits.device
     grid = (tiles, rows)
     scores = torch.empty(rows, vocab, dtype=torch.float32, device=device)
-    sizes = [rows * each for each in (0 if top_k is None else COUNT_SUMS, 0 if top_p is None else MASS_SUMS, 1, 1)]
+    each = (0 if top_k is None else COUNT_SUMS, 0 if top_p is None else MASS_SUMS, 1, 1)
+    sizes = [size * (rows + rows % 2) for size in each]  # parts begin at 16 bytes, or Triton would compile once more
     zeros = torch.zeros(sum(sizes), dtype=torch.int64, device=device)  # filled by one launch
     count_sums, mass_sums, best_key, survivor_count = torch.split(zeros, sizes)
+    best_key, survivor_count = best_key[:rows], survivor_count[:rows]
     _scale_kernel[grid](logits, logits.stride(0), scores, vocab, temperature, best_key, TILE=TILE)
     if top_k is None and top_p is None and min_p is None:
         return scores, best_key

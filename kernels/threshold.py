@@ -112,7 +112,7 @@ def find_threshold(
         Two tensors int64 [rows].
     """
     states = _search(scores, wanted, sums, mass, tile, best_key, survivors)
-    key, left = torch.empty(2, len(scores), dtype=torch.int64, device=scores.device)
+    key, left = torch.empty_like(best_key), torch.empty_like(best_key)
     keys, count, room = _gathered(survivors)
     finish_kernel[(len(scores),)](
         scores.shape[1], best_key, keys, count, wanted, sums, states, key, left,

@@ -40,17 +40,19 @@ class KernelChoice:
         """
         if any(seat.offload and seat.offloaded.stop > seat.open for seat in spec.seats):
             return None
-        return self.kernels_for(spec.seats, spec.groups, batch)
+        # As many rows as if all had the most candidates: those that are missing, as at the end of a text, cost nothing.
+        least = len(spec.seats) * (spec.draft_steps + 1) if spec.draft_steps else 0
+        return self.kernels_for(spec.seats, spec.groups, batch, least)
 
     def kernels_for(
-        self, seats: tuple[SeatSpec, ...], groups: tuple[ChunkRun, ...], batch: RoundBatch
+        self, seats: tuple[SeatSpec, ...], groups: tuple[ChunkRun, ...], batch: RoundBatch, least_rows: int = 0
     ) -> KernelAttention | None:
-        """The same for seats and groups that are no whole round."""
+        """The same for seats and groups that are no whole round, with room for `least_rows` rows."""
         if not self.has_kernels:
             return None
         if any(rows.count > MAX_OWN_ROWS for rows in batch.seats.values()):
             return None
-        sizes = self.sizes(seats, groups, batch)
+        sizes = self.sizes(seats, groups, max(batch.rows.count, least_rows))
         attention = self._made.get(sizes)
         if attention is None:
             own = self.model.attentions[0]
@@ -67,11 +69,11 @@ class KernelChoice:
         small = layout.head_dim < LEAST_HEAD_DIM and self.store.device.type == "cuda"
         return layout.dtype in KERNEL_DTYPES and not small
 
-    def sizes(self, seats: tuple[SeatSpec, ...], groups: tuple[ChunkRun, ...], batch: RoundBatch) -> TableSizes:
+    def sizes(self, seats: tuple[SeatSpec, ...], groups: tuple[ChunkRun, ...], rows: int) -> TableSizes:
         """Of the tables of a round."""
         return TableSizes(
             seats=len(seats),
-            rows=padded_rows(batch.rows.count),
+            rows=padded_rows(rows),
             blocks=self.most_blocks,
             append_blocks=1 + -(-MAX_OWN_ROWS // self.store.layout.chunk_tokens),
             groups=len(groups),

@@ -65,6 +65,30 @@ def engine_target(name: str) -> torch.nn.Module:
     return model(name, torch.float32, layers=2)
 
 
+def test_rounds_with_fewer_candidates_are_of_the_same_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the end of a text there is room for few: nothing is to be compiled or captured for those rounds."""
+    seen, counts, sizes = set(), set(), KernelChoice.sizes
+
+    def noted(choice: KernelChoice, seats: Any, groups: Any, rows: int) -> Any:
+        seen.add(sizes(choice, seats, groups, rows))
+        return sizes(choice, seats, groups, rows)
+
+    monkeypatch.setattr(KernelChoice, "sizes", noted)
+    engine, used = kernel_engine("qwen3", gpu_kv_budget="auto", chunk_tokens=16, num_speculative_tokens=6)
+    with engine:
+        run = engine._executor.run
+
+        def counted(plan: Any, spec: Any, batch: Any) -> None:
+            counts.add(len(batch.rows.tokens))
+            run(plan, spec, batch)
+
+        monkeypatch.setattr(engine._executor, "run", counted)
+        engine.generate([list(prompt(7))], max_new_tokens=12)
+    assert all(used)
+    assert len(counts) > 1
+    assert len(seen) == 1
+
+
 def test_many_rows_are_left_to_the_library() -> None:
     target = engine_target("qwen3")
     engine, used = kernel_engine("qwen3", gpu_kv_budget="min", chunk_tokens=64, max_model_len=256)
