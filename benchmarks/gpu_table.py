@@ -86,6 +86,8 @@ ROWS = {
         scale=1 / K**3,
     ),
     "l-1x32K": Row(f"offloaded_baseline.py --context {32 * K}", "times_faster", at_least=7),
+    "l-first": Row(f"offloaded_baseline.py --context {32 * K}", "times_faster_at_first", at_least=7),
+    "l-link": Row(f"offloaded_baseline.py --context {32 * K}", "over_link", at_most=1.02),
     "n-logits": Row(DIVERGENCE, "streamed_difference"),
     "n-texts": Row(DIVERGENCE, "beyond_near_ties", at_most=0),
     **{
