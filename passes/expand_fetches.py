@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from specstream.graph import PartitionedModel
 from specstream.round_graph import IN_PLACE, Content, Region, RoundGraph, Task, TaskKind
 from specstream.round_spec import PROMPT_SLOTS, ChunkRun, RoundSpec, SeatSpec
-from specstream.round_work import RoundWork
+from specstream.round_work import NO_DRAFT, PIECE_LAUNCHES, DraftWork, RoundWork
 
 
 @dataclass(frozen=True)
@@ -20,8 +20,8 @@ class ExpandFetches:
     """
 
     spec: RoundSpec
-    draft_weight_bytes: int = 0
-    """What one draft step reads from device memory, for its cost."""
+    draft: DraftWork = NO_DRAFT
+    """One draft step, for its cost."""
     verified_rows: int = 1
     """Rows of a verification, at most, for the costs."""
     name: str = "expand_fetches"
@@ -105,8 +105,9 @@ class ExpandFetches:
                 reads=(*outcome, Region("draft_kv"), candidates),
                 writes=(Region("draft_kv"), candidates),
                 step=step,
-                memory_bytes=self.draft_weight_bytes,
-                flops=work.draft_step(self.draft_weight_bytes),
+                memory_bytes=self.draft.read_bytes,
+                flops=work.draft_step(self.draft.read_bytes),
+                launches=self.draft.launches,
             )
 
     def _piece(self, model: PartitionedModel, index: int, work: RoundWork) -> Task:
@@ -119,6 +120,7 @@ class ExpandFetches:
             layer=index,
             memory_bytes=piece.read_bytes,
             flops=work.piece(index, piece.read_bytes),
+            launches=PIECE_LAUNCHES,
         )
 
     def _offload(self, layer: int, seat: SeatSpec) -> Task:

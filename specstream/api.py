@@ -25,6 +25,7 @@ from specstream.models.rope import inherited_rope, max_positions
 from specstream.options import SELF, Options
 from specstream.planner import Planner
 from specstream.profiles import CPU_PROFILE, cuda_profile
+from specstream.round_work import NO_DRAFT, DraftWork
 from specstream.speculate import Speculation
 from specstream.speculator import Speculator
 
@@ -173,9 +174,13 @@ def build_engine(
     drafter = drafter_kind(draft, window, target.spec.vocab_size, options.max_num_seqs) if draft else None
     speculator = _speculator(options, target.spec, drafter)
     profile = cuda_profile(torch.cuda.get_device_name(device)) if on_cuda else CPU_PROFILE
-    planner = Planner(target, profile, draft.read_bytes if draft else 0, options.num_speculative_tokens + 1)
+    planner = Planner(target, profile, _draft_work(draft), options.num_speculative_tokens + 1)
     executor = _executor(target, store, memory)
     return Engine(options, memory, planner, executor, host, speculator, tokenizer, generation_config)
+
+
+def _draft_work(draft: PartitionedModel | None) -> DraftWork:
+    return NO_DRAFT if draft is None else DraftWork(draft.read_bytes, draft.spec.num_layers)
 
 
 def _free_on(device: torch.device) -> int:

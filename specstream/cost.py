@@ -27,14 +27,15 @@ class DeviceProfile:
     flops_per_us: float
     """Of dense matrices in half precision."""
     launch_us: float
-    """Fixed cost of a task."""
+    """Fixed cost of a task that is one launch; small kernels take no longer."""
     source: str
     """Where the figures come from."""
 
     def cost_us(self, task: Task) -> float:
-        """Predicted duration: a fixed cost, plus what takes longer, moving the bytes or computing."""
+        """Predicted duration: fixed costs, plus what takes longer, moving the bytes or computing."""
+        fixed = task.launches * self.launch_us
         if task.kind is TaskKind.FETCH:
-            return self.launch_us + task.link_bytes / self.host_to_device_bytes_per_us
+            return fixed + task.link_bytes / self.host_to_device_bytes_per_us
         if task.kind is TaskKind.OFFLOAD:
-            return self.launch_us + task.link_bytes / self.device_to_host_bytes_per_us
-        return self.launch_us + max(task.memory_bytes / self.memory_bytes_per_us, task.flops / self.flops_per_us)
+            return fixed + task.link_bytes / self.device_to_host_bytes_per_us
+        return fixed + max(task.memory_bytes / self.memory_bytes_per_us, task.flops / self.flops_per_us)

@@ -15,16 +15,17 @@ from specstream.passes.expand_fetches import ExpandFetches
 from specstream.pipeline import Pass, PassRunner
 from specstream.plan import Plan
 from specstream.round_spec import RoundSpec
+from specstream.round_work import NO_DRAFT, DraftWork
 
 KEPT_PLANS = 256
 
 
 def round_passes(
-    spec: RoundSpec, profile: DeviceProfile, draft_weight_bytes: int, verified_rows: int = 1, *, prove: bool = True
+    spec: RoundSpec, profile: DeviceProfile, draft: DraftWork, verified_rows: int = 1, *, prove: bool = True
 ) -> tuple[Pass, ...]:
     """The passes from the cut model to a plan, in order."""
     return (
-        ExpandFetches(spec, draft_weight_bytes, verified_rows),  # first: everything later is about the tasks it lists
+        ExpandFetches(spec, draft, verified_rows),  # first: everything later is about the tasks it lists
         EstimateCosts(profile),  # before lanes, so that placement can weigh durations
         AssignLanes(prove),  # last: fixes the order and proves it
     )
@@ -39,8 +40,8 @@ class Planner:
 
     model: PartitionedModel
     profile: DeviceProfile
-    draft_weight_bytes: int = 0
-    """What one draft step reads."""
+    draft: DraftWork = NO_DRAFT
+    """One draft step."""
     verified_rows: int = 1
     """Rows of a verification, at most."""
     num_planned: int = 0
@@ -92,4 +93,4 @@ class Planner:
         self._unproven.remove(plan.spec)
 
     def _passes(self, spec: RoundSpec, *, prove: bool) -> tuple[Pass, ...]:
-        return round_passes(spec, self.profile, self.draft_weight_bytes, self.verified_rows, prove=prove)
+        return round_passes(spec, self.profile, self.draft, self.verified_rows, prove=prove)

@@ -87,6 +87,8 @@ class Task(NamedTuple):
     """Bytes read from device memory."""
     flops: int = 0
     """Floating-point operations, about."""
+    launches: int = 1
+    """How often the fixed cost of small kernels is counted."""
     cost_us: float = 0.0
     """Predicted duration."""
 

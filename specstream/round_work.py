@@ -8,6 +8,31 @@ from functools import cached_property
 from specstream.graph import AttentionSpec, ModelSpec
 from specstream.round_spec import RoundSpec, SeatSpec
 
+PIECE_LAUNCHES = 3
+"""Small kernels of a piece, such as norms. With it a round of Qwen3-8B with everything resident is predicted to take
+4.74 ms on an H200, where its graph takes 4.78."""
+LAYER_LAUNCHES = PIECE_LAUNCHES + 3
+"""And of a layer of a draft step, which is one task: attention has three."""
+SAMPLING_LAUNCHES = 20
+"""Of processing a draft step's logits and drawing from them."""
+
+
+@dataclass(frozen=True)
+class DraftWork:
+    """What one draft step is: a pass of a model for a token of each request."""
+
+    read_bytes: int = 0
+    """Of weights."""
+    layers: int = 0
+
+    @property
+    def launches(self) -> int:
+        """A step of Qwen3-0.6B, 28 layers, is predicted to take 1.24 ms on an H200, where it takes 1.21 to 1.26."""
+        return LAYER_LAUNCHES * self.layers + PIECE_LAUNCHES + SAMPLING_LAUNCHES
+
+
+NO_DRAFT = DraftWork()
+
 
 @dataclass(frozen=True)
 class RoundWork:

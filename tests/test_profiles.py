@@ -15,11 +15,12 @@ from specstream.cost import DeviceProfile
 from specstream.errors import InvalidOption
 from specstream.exposure import exposure
 from specstream.graph import AttentionSpec, ModelSpec, PartitionedModel, Piece
-from specstream.plan import Lane
+from specstream.plan import Lane, lane_of
 from specstream.planner import Planner
 from specstream.profiles import CPU_PROFILE, H200, PROFILES, cuda_profile, find_profile, named_profile
 from specstream.round_graph import Task, TaskKind
 from specstream.round_spec import ChunkRun, RoundSpec, SeatSpec
+from specstream.round_work import DraftWork
 from specstream.simulate import simulate
 from specstream.steady import steady_round
 from tests.toy import toy_model
@@ -37,8 +38,8 @@ BY_TORCH_NAME = {
 }
 LAYERS, HIDDEN, HEADS, KV_HEADS, HEAD_DIM, INTERMEDIATE, VOCAB = 36, 4096, 32, 8, 128, 12_288, 151_936
 """Qwen3-8B's."""
-QWEN3_06B_BYTES = 1_191_000_000
-"""That a step of Qwen3-0.6B in bfloat16 reads: its embedding table is the output head too."""
+QWEN3_06B = DraftWork(1_191_000_000, 28)
+"""Qwen3-0.6B in bfloat16: its embedding table is the output head too."""
 KV_BYTES = 2 * KV_HEADS * HEAD_DIM * 2
 """Of a token in a layer."""
 LINK_KINDS = (TaskKind.FETCH, TaskKind.OFFLOAD)
@@ -119,6 +120,18 @@ def test_predicted_rounds_are_near_those_measured(context: int, batch: int, chun
     assert predicted == pytest.approx(measured["round_ms"], rel=0.05)
 
 
+def test_a_round_and_a_draft_step_of_a_few_kernels_a_layer_are_predicted() -> None:
+    """With everything on the device, small kernels take a quarter of the target's time and most of the draft's."""
+    runs = json.loads(RESULTS.read_text())["runs"]
+    resident = RoundSpec(LAYERS, 4, 1, 64 * KV_BYTES, (SeatSpec(0, 16, 1, 0, 0, 15, 1),), 0, 1)
+    plan = Planner(qwen3_8b(), H200, QWEN3_06B).plan(resident.canonical())
+    busy = {lane: sum(t.cost_us for t in plan.tasks if lane_of(t) is lane) / 1e3 for lane in (Lane.TARGET, Lane.DRAFT)}
+    measured = runs["resident_baseline.py --context 1024"]["round_graph_ms"]
+    assert busy[Lane.TARGET] == pytest.approx(measured, rel=0.05)
+    (drafting,) = (run for name, run in runs.items() if name.startswith("generate --target qwen3-0.6b"))
+    assert plan.by_name["draft/0"].cost_us / 1e3 == pytest.approx(drafting["draft_step_ms"], rel=0.05)
+
+
 def test_predicted_prompts_are_near_those_measured() -> None:
     """A prompt of 32,768 tokens in four parts: the processors limit it, as when all its KV stays on the device."""
     measured = json.loads(RESULTS.read_text())["runs"]["prefill_baseline.py --context 32768"]
@@ -141,7 +154,7 @@ def test_drafts_of_the_other_cohort_are_predicted_to_be_hidden(cohort: int, cont
     runs = tuple(ChunkRun(cohort + seat.seat, 0, streamed) for seat in seats)
     after = RoundSpec(LAYERS, 4, 64, 256 * KV_BYTES, seats, 0, depth).warm()
     beside = replace(after, drafts_beside=True, next_runs=runs)
-    planner = Planner(qwen3_8b(), H200, draft_weight_bytes=QWEN3_06B_BYTES, verified_rows=depth + 1)
+    planner = Planner(qwen3_8b(), H200, draft=QWEN3_06B, verified_rows=depth + 1)
     hidden, exposed = (exposure(planner.plan(spec.canonical()), Lane.DRAFT) for spec in (beside, after))
     assert hidden.busy_us == pytest.approx(exposed.busy_us)
     assert hidden.busy_us > 1000

@@ -18,6 +18,7 @@ from specstream.planner import Planner, round_passes
 from specstream.profiles import CPU_PROFILE
 from specstream.round_graph import Region, RoundGraph, Task, TaskKind
 from specstream.round_spec import RoundSpec, SeatSpec
+from specstream.round_work import NO_DRAFT
 from tests.toy import make_plan, round_spec, seat, toy_model
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -145,7 +146,7 @@ def test_a_graph_that_cannot_be_ordered_is_a_deadlock() -> None:
 
 def test_the_runner_records_and_dumps(tmp_path: Path) -> None:
     runner = PassRunner("round", dump_dir=tmp_path)
-    runner.run(round_passes(SPEC, CPU_PROFILE, 0), toy_model(2))
+    runner.run(round_passes(SPEC, CPU_PROFILE, NO_DRAFT), toy_model(2))
     assert [record.name for record in runner.records] == ["expand_fetches", "estimate_costs", "assign_lanes"]
     assert runner.records[0].op_changes["fetch"] == 6
     assert runner.records[1].op_changes == {}

@@ -13,7 +13,7 @@ from specstream.graph import Piece
 from specstream.passes.expand_fetches import ExpandFetches
 from specstream.round_graph import Task
 from specstream.round_spec import SeatSpec
-from specstream.round_work import RoundWork
+from specstream.round_work import NO_DRAFT, DraftWork, RoundWork
 from tests.toy import round_spec, seat, toy_model
 
 PAIR = 2 * 2 * 4 * 5
@@ -27,9 +27,9 @@ def work(*seats: SeatSpec, verified_rows: int = 3) -> RoundWork:
     return RoundWork(round_spec(*seats), toy_model(2).spec, verified_rows)
 
 
-def tasks(*seats: SeatSpec, draft_weight_bytes: int = 0) -> dict[str, Task]:
+def tasks(*seats: SeatSpec, draft: DraftWork = NO_DRAFT) -> dict[str, Task]:
     spec = round_spec(*seats)
-    return {task.name: task for task in ExpandFetches(spec, draft_weight_bytes, 3).run(toy_model(2)).tasks}
+    return {task.name: task for task in ExpandFetches(spec, draft, 3).run(toy_model(2)).tasks}
 
 
 def test_rows_of_verifications_and_of_parts_of_prompts() -> None:
@@ -62,7 +62,7 @@ def test_attention_counts_each_key_for_each_row_and_half_of_the_keys_of_the_rows
 
 
 def test_draft_steps_count_a_row_of_each_request() -> None:
-    planned = tasks(seat(), seat(1), draft_weight_bytes=100)
+    planned = tasks(seat(), seat(1), draft=DraftWork(100, 2))
     assert planned["draft/1"].flops == 2 * 50 * 2
 
 

@@ -49,7 +49,7 @@ def test_it_has_no_weights_of_its_own_and_a_window_by_default() -> None:
         assert engine._speculator.drafter is not None
         assert engine._speculator.drafter.window.window == SELF_WINDOW
         assert engine._speculator.drafter.model is engine._planner.model
-        assert engine._planner.draft_weight_bytes > 0, "a step reads the weights nevertheless"
+        assert engine._planner.draft.read_bytes > 0, "a step reads the weights nevertheless"
     with compiled(model("qwen3"), drafting="off") as engine:
         assert engine._speculator.drafter is None
 

@@ -11,6 +11,7 @@ from specstream.plan import Plan
 from specstream.planner import round_passes
 from specstream.profiles import CPU_PROFILE
 from specstream.round_spec import RoundSpec, SeatSpec
+from specstream.round_work import NO_DRAFT
 
 
 def toy_model(layers: int) -> PartitionedModel:
@@ -46,5 +47,5 @@ def round_spec(
 
 
 def make_plan(spec: RoundSpec) -> Plan:
-    plan: Plan = PassRunner("toy").run(round_passes(spec, CPU_PROFILE, 0), toy_model(spec.num_layers))
+    plan: Plan = PassRunner("toy").run(round_passes(spec, CPU_PROFILE, NO_DRAFT), toy_model(spec.num_layers))
     return plan
