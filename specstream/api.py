@@ -18,6 +18,7 @@ from specstream.engine import Engine
 from specstream.errors import InvalidOption, UnsupportedModel
 from specstream.executor import CpuExecutor, Executor
 from specstream.graph import ModelSpec, PartitionedModel
+from specstream.idle import idle_bytes
 from specstream.kv import DeviceStore, HostStore
 from specstream.memory import MemoryPlan, plan_memory, resolve_batched_tokens, resolve_max_model_len
 from specstream.models.load import load_model
@@ -150,6 +151,7 @@ def build_engine(
         _check_pair(target.spec, draft.spec, max_len)
     window = DraftWindow(max_len, options.draft_window, options.draft_sink)
     drafter_kind = _drafter_kind(device)
+    profile = cuda_profile(torch.cuda.get_device_name(device)) if on_cuda else CPU_PROFILE
     memory = plan_memory(
         options,
         target.spec,
@@ -157,6 +159,7 @@ def build_engine(
         draft_weights=draft.weight_bytes if draft and draft is not target else 0,
         draft_kv=options.max_num_seqs * drafter_kind.bytes_per_seat(draft, window) if draft else 0,
         free_device=_free_on(device) if on_cuda else None,
+        idle_bytes=idle_bytes(options, profile, _draft_work(draft)),
     )
     store = DeviceStore(
         memory.layout,
@@ -173,7 +176,6 @@ def build_engine(
         host.prepare()
     drafter = drafter_kind(draft, window, target.spec.vocab_size, options.max_num_seqs) if draft else None
     speculator = _speculator(options, target.spec, drafter)
-    profile = cuda_profile(torch.cuda.get_device_name(device)) if on_cuda else CPU_PROFILE
     planner = Planner(target, profile, _draft_work(draft), options.num_speculative_tokens + 1)
     executor = _executor(target, store, memory)
     return Engine(options, memory, planner, executor, host, speculator, tokenizer, generation_config)

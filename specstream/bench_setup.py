@@ -19,11 +19,14 @@ from specstream.cli import UsageError
 from specstream.engine import Engine
 from specstream.errors import InvalidOption
 from specstream.graph import AttentionSpec, ModelSpec, PartitionedModel
-from specstream.memory import MemoryPlan, plan_memory
+from specstream.idle import idle_bytes
+from specstream.memory import MemoryPlan, longer_ring, plan_memory
 from specstream.models.load import load_model
 from specstream.models.presets import PRESETS, dummy_model, preset_config
 from specstream.models.rope import max_positions, transformers_parts
 from specstream.options import Options
+from specstream.profiles import CPU_PROFILE, cuda_profile
+from specstream.round_work import NO_DRAFT, DraftWork
 
 UNLIMITED = 1 << 60
 """Bytes: more than any machine has."""
@@ -107,13 +110,16 @@ class BenchModels:
             torch.cuda.empty_cache()
 
 
-def memory_options(target: BenchModel, options: dict[str, Any], resident: float) -> dict[str, Any]:
+def memory_options(
+    target: BenchModel, options: dict[str, Any], resident: float, draft: nn.Module | None = None
+) -> dict[str, Any]:
     """`options` with every KV size that was left open, so that a share of each request's history is resident.
 
     Args:
         options: of `specstream.compile`, with max_model_len, max_num_seqs and num_speculative_tokens; a gpu_kv_budget
             among them is left as it is.
         resident: from 0 (as little as works, with a ring of full size) to 1 (all).
+        draft: what drafts, if anything does.
 
     Raises:
         UsageError: both a share and a gpu_kv_budget.
@@ -122,14 +128,20 @@ def memory_options(target: BenchModel, options: dict[str, Any], resident: float)
         if resident:
             raise UsageError("--resident and --gpu-kv-budget both say what stays on the device; give one of them")
         return options
-    own_device = next(target.module.parameters()).device.type != "cpu"
-    free = UNLIMITED if own_device else None
-    plan = plan_memory(Options(**options), _kv_spec(target), weights=0, free_host=UNLIMITED, free_device=free)
+    settings, device = Options(**options), next(target.module.parameters()).device
+    profile = cuda_profile(torch.cuda.get_device_name(device)) if device.type == "cuda" else CPU_PROFILE
+    spec, free = _kv_spec(target), None if device.type == "cpu" else UNLIMITED
+    plan = plan_memory(settings, spec, weights=0, free_host=UNLIMITED, free_device=free)
+    slots, group_bytes = plan.staging_slots, plan.chunks_per_group * plan.layout.block_bytes
+    if free is not None and resident < 1 and settings.staging_slots == "auto":
+        idle = idle_bytes(settings, profile, NO_DRAFT if draft is None else _draft_work(draft))
+        slots = longer_ring(spec.num_layers, slots, group_bytes, idle, UNLIMITED)
+    requests = _device_chunks(plan, resident) * plan.layout.chunk_bytes * options["max_num_seqs"]
     return options | {
         "chunk_tokens": plan.layout.chunk_tokens,
         "group_chunks": plan.chunks_per_group,
-        "staging_slots": plan.staging_slots,
-        "gpu_kv_budget": plan.ring + _device_chunks(plan, resident) * plan.layout.chunk_bytes * options["max_num_seqs"],
+        "staging_slots": slots,
+        "gpu_kv_budget": slots * group_bytes + requests,
     }
 
 
@@ -149,6 +161,13 @@ def memory_figures(engine: Engine) -> dict[str, Any]:
         "device_kv_bytes": memory.device_kv,
         "planned_device_bytes": memory.weights + memory.draft_weights + kv + memory.prompt_buffer,
     }
+
+
+def _draft_work(draft: Any) -> DraftWork:
+    """Of a transformers model: an embedding table that is not also the head is only looked up in."""
+    table, head = draft.get_input_embeddings().weight, draft.get_output_embeddings().weight
+    read = sum(parameter.nbytes for parameter in draft.parameters()) - (0 if head is table else table.nbytes)
+    return DraftWork(read, draft.config.num_hidden_layers)
 
 
 def _device_chunks(plan: MemoryPlan, resident: float) -> int:

@@ -141,6 +141,7 @@ def plan_memory(
     draft_kv: int = 0,
     free_host: int | None = None,
     free_device: int | None = None,
+    idle_bytes: int = 0,
 ) -> MemoryPlan:
     """Resolves every "auto" and checks the budgets.
 
@@ -148,6 +149,8 @@ def plan_memory(
         weights, draft_weights, draft_kv: bytes, for the account.
         free_host: free host memory in bytes; None asks the system.
         free_device: free memory of a device with memory of its own, weights loaded; None where the device is the host.
+        idle_bytes: what the link can bring while no round is computed: an automatic ring on such a device has room for
+            it, so that the link goes on meanwhile.
 
     Raises:
         OutOfBudget: a budget is less than what works, or more than there is; the text has the least that does.
@@ -182,6 +185,9 @@ def plan_memory(
         budget = parse_size("gpu_kv_budget", options.gpu_kv_budget)
     if budget < least:
         raise OutOfBudget(_too_small(options, target, layout, tail, budget, least))
+    group_bytes = wanted_group * layout.block_bytes
+    if own_device and options.staging_slots == "auto" and budget < wanted_slots * group_bytes + most:
+        wanted_slots = longer_ring(target.num_layers, wanted_slots, group_bytes, idle_bytes, budget // 2)
     slots, group = _shrink_ring(options, layout, tail, budget, wanted_slots, wanted_group)
     num_blocks = min(
         (budget - _device_bytes(layout, slots, group, 0)) // layout.chunk_bytes, most // layout.chunk_bytes
@@ -246,6 +252,21 @@ def _own_device_slots(num_layers: int) -> int:
     """
     near = range(OWN_DEVICE_SLOTS, 2 * OWN_DEVICE_SLOTS + 1)
     return next((slots for slots in near if num_layers % slots == 0), OWN_DEVICE_SLOTS)
+
+
+def longer_ring(num_layers: int, slots: int, group_bytes: int, idle_bytes: int, most_bytes: int) -> int:
+    """Slots of a ring, `slots` or more, with room for what the link brings while no round is computed.
+
+    One more is there for the group that is attended to. More than `slots` divide the layers, and take no more than
+    `most_bytes`: what the ring leaves, resident chunks use as well.
+    """
+    most = min(num_layers, most_bytes // group_bytes)
+    longer = (number for number in range(slots + 1, most + 1) if num_layers % number == 0)
+    for number in longer:
+        if (slots - 1) * group_bytes >= idle_bytes:
+            break
+        slots = number
+    return slots
 
 
 def _given(option: int | str, automatic: int) -> int:

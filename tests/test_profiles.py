@@ -15,6 +15,9 @@ from specstream.cost import DeviceProfile
 from specstream.errors import InvalidOption
 from specstream.exposure import exposure
 from specstream.graph import AttentionSpec, ModelSpec, PartitionedModel, Piece
+from specstream.idle import idle_bytes
+from specstream.memory import longer_ring
+from specstream.options import Options
 from specstream.plan import Lane, lane_of
 from specstream.planner import Planner
 from specstream.profiles import CPU_PROFILE, H200, PROFILES, cuda_profile, find_profile, named_profile
@@ -160,6 +163,27 @@ def test_drafts_of_the_other_cohort_are_predicted_to_be_hidden(cohort: int, cont
     assert hidden.busy_us > 1000
     assert hidden.hidden_share > 0.97
     assert depth < 16 or exposed.hidden_share < 0.97
+
+
+@pytest.mark.parametrize(
+    ("batch", "context", "chunk_tokens", "group", "depth"),
+    [(1, 32_768, 512, 32, 4), (1, 32_768, 512, 32, 12), (4, 8192, 256, 32, 4), (8, 16_384, 256, 64, 4)],
+)
+def test_drafts_after_acceptance_are_predicted_to_be_hidden_by_a_ring_that_is_long_enough(
+    batch: int, context: int, chunk_tokens: int, group: int, depth: int
+) -> None:
+    """The link goes on, and the target catches up; with four slots it would have to wait."""
+    group_bytes, streamed = group * chunk_tokens * KV_BYTES, context // chunk_tokens - 1
+    seats = tuple(SeatSpec(seat, 0, 3, streamed, 0, streamed, 2) for seat in range(batch))
+    idle = idle_bytes(Options(num_speculative_tokens=depth), H200, QWEN3_06B)
+    planner = Planner(qwen3_8b(), H200, QWEN3_06B, verified_rows=depth + 1)
+
+    def exposed(slots: int) -> float:
+        spec = RoundSpec(LAYERS, slots, group, chunk_tokens * KV_BYTES, seats, 0, depth).warm()
+        return exposure(planner.plan(spec.canonical()), Lane.DRAFT).exposed_us
+
+    assert exposed(longer_ring(LAYERS, 4, group_bytes, idle, 4 << 30)) < 50
+    assert exposed(4) > 500
 
 
 def qwen3_8b() -> PartitionedModel:
