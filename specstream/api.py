@@ -25,6 +25,7 @@ from specstream.models.load import load_model
 from specstream.models.rope import inherited_rope, max_positions
 from specstream.options import SELF, Options
 from specstream.planner import Planner
+from specstream.policy import choose_drafting
 from specstream.profiles import CPU_PROFILE, cuda_profile
 from specstream.round_work import NO_DRAFT, DraftWork
 from specstream.speculate import Speculation
@@ -178,6 +179,9 @@ def build_engine(
     speculator = _speculator(options, target.spec, drafter)
     planner = Planner(target, profile, _draft_work(draft), options.num_speculative_tokens + 1)
     executor = _executor(target, store, memory)
+    if options.drafting == "auto" and draft is not None:
+        drafting = choose_drafting(memory, planner, options.max_num_seqs, options.num_speculative_tokens)
+        options = replace(options, drafting=drafting)
     return Engine(options, memory, planner, executor, host, speculator, tokenizer, generation_config)
 
 

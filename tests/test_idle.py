@@ -47,7 +47,8 @@ def test_the_link_goes_on_through_draft_steps_after_acceptance_alone() -> None:
 
 def device_plan(idle: int, free: int = 8 * GIB, **options: Any) -> MemoryPlan:
     defaults: dict[str, Any] = {"max_model_len": 32_768, "max_num_seqs": 4, "gpu_kv_budget": "2GiB"}
-    return plan_memory(Options(**defaults | options), SPEC, weights=0, free_host=64 * GIB, free_device=free, idle_bytes=idle)
+    given = Options(**defaults | options)
+    return plan_memory(given, SPEC, weights=0, free_host=64 * GIB, free_device=free, idle_bytes=idle)
 
 
 def test_the_plan_of_a_device_has_such_a_ring_where_histories_stream() -> None:
