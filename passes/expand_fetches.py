@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from specstream.graph import PartitionedModel
 from specstream.round_graph import IN_PLACE, Content, Region, RoundGraph, Task, TaskKind
 from specstream.round_spec import PROMPT_SLOTS, ChunkRun, RoundSpec, SeatSpec
-from specstream.round_work import NO_DRAFT, PIECE_LAUNCHES, DraftWork, RoundWork
+from specstream.round_work import NO_DRAFT, PIECE_LAUNCHES, SAMPLING_LAUNCHES, DraftWork, RoundWork
 
 
 @dataclass(frozen=True)
@@ -93,6 +93,7 @@ class ExpandFetches:
             TaskKind.ACCEPT,
             reads=(_value(model.output), Region("candidates")),
             writes=(Region("outcome"),),
+            launches=SAMPLING_LAUNCHES,
         )
         if not spec.drafts_beside:
             yield from self._drafts(work, Region("candidates"), Region("outcome"))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Set
+from collections.abc import Callable, Iterator, Set
 from collections.abc import Sequence as Seq
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from weakref import ReferenceType
 
@@ -268,11 +269,12 @@ class Engine(Exclusive):
         self._last = this
         self._scheduler.last_turn = self._scheduler.last_turn if turn is None else turn
         try:
+            price = partial(self._planner.draft_price, plan)
             with self._scheduler.moving():
                 for row in rows:
-                    self._commit(row, spec)
+                    self._commit(row, spec, price)
                 for row in drafted:
-                    self._take_candidates(row)
+                    self._take_candidates(row, price)
         except BaseException:  # an interrupt between two assignments: some request may be half moved
             self._cancel_all()
             raise
@@ -360,7 +362,7 @@ class Engine(Exclusive):
             others={s.seat: s.kv for s in self._scheduler.running if s.kv is not None},
         )
 
-    def _take_candidates(self, row: RequestRows) -> None:
+    def _take_candidates(self, row: RequestRows, price: Callable[[], float]) -> None:
         """Gives a request that did not verify what was drafted for it beside the round."""
         sequence = row.sequence
         if row.error is not None:
@@ -368,14 +370,14 @@ class Engine(Exclusive):
             return
         sequence.candidates = row.next_candidates
         if row.draft_failed and not sequence.candidates.tokens:
-            self._speculator.judge(row)
+            self._speculator.judge(row, price)
 
     def _end_with_error(self, row: RequestRows) -> None:
         sequence, error = row.sequence, row.error
         cancelled = self._leave(sequence, FinishReason.CANCELLED)
         sequence.inbox.append(StepOutput(sequence.request_id, [], cancelled, error=error))
 
-    def _commit(self, row: RequestRows, spec: RoundSpec) -> None:
+    def _commit(self, row: RequestRows, spec: RoundSpec, price: Callable[[], float]) -> None:
         """Moves the request to where the round brought it."""
         sequence = row.sequence
         if row.error is not None:
@@ -387,7 +389,7 @@ class Engine(Exclusive):
             sequence.metrics.num_verify_rounds += 1
             sequence.metrics.num_draft_tokens += len(row.candidates.tokens)
             sequence.metrics.num_accepted_tokens += row.accepted
-            self._speculator.judge(row)
+            self._speculator.judge(row, price)
         if not row.logits:
             return
         sequence.tokens += row.produced

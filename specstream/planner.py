@@ -8,14 +8,16 @@ from dataclasses import dataclass, field
 from specstream.bind import bind
 from specstream.cost import DeviceProfile
 from specstream.errors import InvalidPlan
+from specstream.exposure import exposure
 from specstream.graph import PartitionedModel
 from specstream.passes.assign_lanes import AssignLanes
 from specstream.passes.estimate_costs import EstimateCosts
 from specstream.passes.expand_fetches import ExpandFetches
 from specstream.pipeline import Pass, PassRunner
-from specstream.plan import Plan
+from specstream.plan import Lane, Plan
 from specstream.round_spec import RoundSpec
 from specstream.round_work import NO_DRAFT, DraftWork
+from specstream.steady import steady_round
 
 KEPT_PLANS = 256
 
@@ -49,6 +51,7 @@ class Planner:
     """Of these, how many were made while a round was computed, which delays nobody."""
     runner: PassRunner | None = None
     """Of the latest plan: what its passes did."""
+    _prices: dict[RoundSpec, float] = field(default_factory=dict)
     _plans: OrderedDict[RoundSpec, Plan] = field(default_factory=OrderedDict)
     _unproven: set[RoundSpec] = field(default_factory=set)
 
@@ -73,7 +76,9 @@ class Planner:
             self._unproven.add(spec)
             self._plans[spec] = plan
             if len(self._plans) > KEPT_PLANS:
-                self._unproven.discard(self._plans.popitem(last=False)[0])
+                forgotten, _ = self._plans.popitem(last=False)
+                self._unproven.discard(forgotten)
+                self._prices.pop(forgotten, None)
         self._plans.move_to_end(spec)
         return plan
 
@@ -91,6 +96,14 @@ class Planner:
             del self._plans[plan.spec]
             raise
         self._unproven.remove(plan.spec)
+
+    def draft_price(self, plan: Plan) -> float:
+        """How much longer rounds of a plan are predicted to take than without their draft steps, as a quotient."""
+        if plan.spec not in self._prices:
+            period = steady_round(plan).period_us
+            exposed = exposure(plan, Lane.DRAFT).exposed_us
+            self._prices[plan.spec] = period / (period - exposed)
+        return self._prices[plan.spec]
 
     def _passes(self, spec: RoundSpec, *, prove: bool) -> tuple[Pass, ...]:
         return round_passes(spec, self.profile, self.draft, self.verified_rows, prove=prove)

@@ -67,6 +67,10 @@ class Sequence:
     """Which of the two groups it is of, where requests verify by turns; see `specstream.cohorts`."""
     useless_rounds: int = 0
     """Rounds in a row in which its draft failed or none of its candidates was accepted."""
+    judged_rounds: int = 0
+    """Verifications of candidates since it was last asked whether they pay."""
+    judged_accepted: int = 0
+    """Candidates accepted in them."""
     kept: Kept = field(default_factory=Kept)
     token_scores: TokenScores = field(default_factory=TokenScores)
     candidates: Candidates = field(default_factory=Candidates)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
 
 MOST_USELESS_ROUNDS = 16
 """Rounds without one accepted candidate after which a request is decoded without candidates."""
+JUDGED_ROUNDS = 32
+"""Rounds after which it is asked whether candidates are worth the time that they take."""
+LEAST_WORTH = 0.8
+"""Part of that time: it is a prediction."""
 
 
 @dataclass
@@ -129,20 +134,37 @@ class Speculator:
             for step in range(self.kernels.depth):
                 self._draft([row], step)
 
-    def judge(self, row: RequestRows) -> None:
-        """Turns speculation off for a request whose candidates have long been of no use."""
+    def judge(self, row: RequestRows, price: Callable[[], float]) -> None:
+        """Turns speculation off for a request whose candidates have long been of no use, or not worth their time.
+
+        Args:
+            price: how much longer a round is predicted to take with draft steps than without, as a quotient. It does
+                not depend on what was measured: so neither do the tokens of a request that samples.
+        """
         sequence = row.sequence
-        if row.accepted or self.speculation.synthetic is not None:
+        if self.speculation.synthetic is not None or not sequence.drafts:
+            return
+        if row.accepted:
             sequence.useless_rounds = 0
         elif row.candidates.tokens or row.draft_failed:
             sequence.useless_rounds += 1
-        if sequence.drafts and sequence.useless_rounds >= MOST_USELESS_ROUNDS:
-            sequence.drafts = False
-            text = (
-                f"the draft was of no use in {MOST_USELESS_ROUNDS} rounds in a row: speculation is off for request "
-                f"{sequence.request_id}, whose text is not affected"
-            )
-            self.pending_warnings.append((sequence, text))
+        if row.candidates.tokens:
+            sequence.judged_rounds += 1
+            sequence.judged_accepted += row.accepted
+        if sequence.useless_rounds >= MOST_USELESS_ROUNDS:
+            self._turn_off(sequence, f"the draft was of no use in {MOST_USELESS_ROUNDS} rounds in a row")
+        elif sequence.judged_rounds >= JUDGED_ROUNDS:
+            tokens = 1 + sequence.judged_accepted / sequence.judged_rounds
+            sequence.judged_rounds = sequence.judged_accepted = 0
+            if tokens < LEAST_WORTH * price():
+                cost = f"each takes {price():.2f} x as long with it"
+                reason = f"the draft gave {tokens:.2f} tokens in each of {JUDGED_ROUNDS} rounds; {cost}"
+                self._turn_off(sequence, reason)
+
+    def _turn_off(self, sequence: Sequence, reason: str) -> None:
+        sequence.drafts = False
+        text = f"{reason}: speculation is off for request {sequence.request_id}, whose text is not affected"
+        self.pending_warnings.append((sequence, text))
 
     def warn(self) -> list[tuple[Sequence, Warning]]:
         """Says what `judge` found, once all of a round is noted; returns the warnings that are errors by a filter."""

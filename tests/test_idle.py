@@ -42,7 +42,7 @@ def test_the_link_goes_on_through_draft_steps_after_acceptance_alone() -> None:
     assert idle_bytes(Options(drafting="cohorts"), H200, QWEN3_06B) == gap
     four, eight = (idle_bytes(Options(num_speculative_tokens=depth), H200, QWEN3_06B) for depth in (4, 8))
     assert eight - four == pytest.approx(four - gap, abs=1)
-    assert four / H200.host_to_device_bytes_per_us == pytest.approx(500 + 4 * 1242, rel=0.01)
+    assert four / H200.host_to_device_bytes_per_us == pytest.approx(500 + 4 * 1242, rel=0.05)
 
 
 def device_plan(idle: int, free: int = 8 * GIB, **options: Any) -> MemoryPlan:
