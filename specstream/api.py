@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import warnings
 import weakref
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from specstream.caller import warn_caller
 from specstream.compiler import compile_model, lower_model
 from specstream.draft import FEED_TOKENS, Drafter, DraftWindow
 from specstream.engine import Engine
@@ -90,10 +90,9 @@ def compile(
             reach = min(longest, max_positions(draft_module) or sys.maxsize)
             draft_model = captured_model("draft", draft_module, draft_name, reach, settings)
     if settings.rejection_sample_method == "synthetic":
-        warnings.warn(
+        warn_caller(
             "acceptance is made up (rejection_sample_method='synthetic'): the output of this engine is not the "
-            "target's; it is for measuring costs",
-            stacklevel=2,
+            "target's; it is for measuring costs"
         )
     defaults = getattr(target_module, "generation_config", None)
     engine = build_engine(settings, target_model, draft_model, tokenizer, defaults)
@@ -256,8 +255,7 @@ def _check_pair(target: ModelSpec, draft: ModelSpec, max_len: int) -> None:
     if draft.device != target.device:
         raise InvalidOption("draft", f"on {draft.device}", f"on the target's device, {target.device}")
     if draft.max_positions is not None and draft.max_positions < max_len:
-        warnings.warn(
+        warn_caller(
             f"the draft, {draft.name}, covers {draft.max_positions} positions and max_model_len is {max_len}: "
-            f"beyond {draft.max_positions} tokens nothing is drafted",
-            stacklevel=4,
+            f"beyond {draft.max_positions} tokens nothing is drafted"
         )

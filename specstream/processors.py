@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 
@@ -34,6 +33,7 @@ from transformers import (
     TypicalLogitsWarper,
 )
 
+from specstream.caller import warn_caller
 from specstream.errors import InvalidOption
 from specstream.sampling import Sampling
 
@@ -178,10 +178,9 @@ def with_own(made: list[LogitsProcessor], own: Iterable[LogitsProcessor]) -> lis
 
 
 def warn_replaced(argument: str, replaced: object) -> None:
-    warnings.warn(
+    warn_caller(
         f"{argument}: the given {_name(replaced)} takes the place of the one that the settings make, as it does in "
-        "transformers",
-        stacklevel=2,
+        "transformers"
     )
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from specstream.caller import warn_caller
 from specstream.draft import Drafter
 from specstream.errors import InvalidDistribution, add_note
 from specstream.scheduler import RequestRows
@@ -172,7 +172,7 @@ class Speculator:
         while self.pending_warnings:
             sequence, text = self.pending_warnings.pop(0)
             try:
-                warnings.warn(text, stacklevel=3)
+                warn_caller(text)
             except Warning as error:
                 errors.append((sequence, error))
         return errors
