@@ -13,6 +13,7 @@ from torch import nn
 
 from specstream.caller import warn_caller
 from specstream.compiler import compile_model, lower_model
+from specstream.depth import choose_depth
 from specstream.draft import FEED_TOKENS, Drafter, DraftWindow
 from specstream.engine import Engine
 from specstream.errors import InvalidOption, UnsupportedModel
@@ -121,7 +122,7 @@ def captured_model(
         partitioned = compile_model(model, name, max_model_len, role)
         if partitioned.spec.device.type == "cpu":
             return partitioned
-        verified = options.max_num_seqs * (options.num_speculative_tokens + 1)
+        verified = options.max_num_seqs * (options.most_candidates + 1)
         batched = resolve_batched_tokens(options, own_device=True)
         most_rows = max(batched + verified, options.max_num_seqs * FEED_TOKENS)
         return lower_model(model, partitioned, max_model_len, role, most_rows)
@@ -152,15 +153,25 @@ def build_engine(
     window = DraftWindow(max_len, options.draft_window, options.draft_sink)
     drafter_kind = _drafter_kind(device)
     profile = cuda_profile(torch.cuda.get_device_name(device)) if on_cuda else CPU_PROFILE
-    memory = plan_memory(
-        options,
-        target.spec,
-        weights=target.weight_bytes,
-        draft_weights=draft.weight_bytes if draft and draft is not target else 0,
-        draft_kv=options.max_num_seqs * drafter_kind.bytes_per_seat(draft, window) if draft else 0,
-        free_device=_free_on(device) if on_cuda else None,
-        idle_bytes=idle_bytes(options, profile, _draft_work(draft)),
-    )
+    work = NO_DRAFT if draft is None else DraftWork(draft.read_bytes, draft.spec.num_layers)
+
+    def planned(depth: int) -> tuple[MemoryPlan, Planner]:
+        settings = replace(options, num_speculative_tokens=depth)
+        memory = plan_memory(
+            settings,
+            target.spec,
+            weights=target.weight_bytes,
+            draft_weights=draft.weight_bytes if draft and draft is not target else 0,
+            draft_kv=options.max_num_seqs * drafter_kind.bytes_per_seat(draft, window) if draft else 0,
+            free_device=_free_on(device) if on_cuda else None,
+            idle_bytes=idle_bytes(settings, profile, work),
+        )
+        return memory, Planner(target, profile, work, depth + 1)
+
+    if options.num_speculative_tokens == "auto":
+        depth = choose_depth(planned, options.max_num_seqs) if draft else 1
+        options = replace(options, num_speculative_tokens=depth)
+    memory, planner = planned(options.most_candidates)
     store = DeviceStore(
         memory.layout,
         memory.num_blocks,
@@ -176,16 +187,11 @@ def build_engine(
         host.prepare()
     drafter = drafter_kind(draft, window, target.spec.vocab_size, options.max_num_seqs) if draft else None
     speculator = _speculator(options, target.spec, drafter)
-    planner = Planner(target, profile, _draft_work(draft), options.num_speculative_tokens + 1)
     executor = _executor(target, store, memory)
     if options.drafting == "auto" and draft is not None:
-        drafting = choose_drafting(memory, planner, options.max_num_seqs, options.num_speculative_tokens)
+        drafting = choose_drafting(memory, planner, options.max_num_seqs, options.most_candidates)
         options = replace(options, drafting=drafting)
     return Engine(options, memory, planner, executor, host, speculator, tokenizer, generation_config)
-
-
-def _draft_work(draft: PartitionedModel | None) -> DraftWork:
-    return NO_DRAFT if draft is None else DraftWork(draft.read_bytes, draft.spec.num_layers)
 
 
 def _free_on(device: torch.device) -> int:
@@ -216,7 +222,7 @@ def _speculator(options: Options, target: ModelSpec, drafter: Drafter | None) ->
     if target.vocab_size > MAX_VOCAB:
         return Speculator(speculation, drafter)
     assert drafter is None or isinstance(drafter, CudaDrafter)
-    depth, seats = options.num_speculative_tokens, options.max_num_seqs
+    depth, seats = options.most_candidates, options.max_num_seqs
     kernels = DeviceRounds(speculation, drafter, depth, seats, target.vocab_size, target.device)
     return Speculator(speculation, drafter, kernels)
 

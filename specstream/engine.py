@@ -343,7 +343,7 @@ class Engine(Exclusive):
 
     @property
     def _draft_steps(self) -> int:
-        return self.options.num_speculative_tokens if self._speculator.drafter else 0
+        return self.options.most_candidates if self._speculator.drafter else 0
 
     def _batch(self, rows: list[RequestRows], drafted: list[RequestRows], plan: Plan, this: LastRound) -> RoundBatch:
         flat = FlatRows.of((row.tokens, row.kv.length, row.logits) for row in rows)

@@ -15,5 +15,5 @@ def idle_bytes(options: Options, profile: DeviceProfile, draft: DraftWork) -> in
     """What the link can bring meanwhile, if there is room for it."""
     step = Task("draft", TaskKind.DRAFT, memory_bytes=draft.read_bytes, launches=draft.launches)
     after_acceptance = draft.layers and options.drafting in ("auto", "sequential")
-    steps = options.num_speculative_tokens if after_acceptance else 0
+    steps = options.most_candidates if after_acceptance else 0
     return int((HOST_GAP_US + steps * profile.cost_us(step)) * profile.host_to_device_bytes_per_us)

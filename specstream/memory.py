@@ -165,7 +165,7 @@ def plan_memory(
     chunk_tokens = min(chunk_tokens, max(MIN_AUTO_CHUNK, max_len))  # a larger one would only waste memory
     layout = ChunkLayout.of(target, chunk_tokens)
     request_chunks = layout.chunks_of(max_len)
-    tail = tail_slots_for(options.num_speculative_tokens, chunk_tokens)
+    tail = tail_slots_for(options.most_candidates, chunk_tokens)
     least = _device_bytes(layout, _given(options.staging_slots, 1), _given(options.group_chunks, 1), tail)
     most = layout.chunk_bytes * max(tail, request_chunks) * options.max_num_seqs
     wanted_group = _given(options.group_chunks, _auto_group(layout, request_chunks, options.max_num_seqs, own_device))
@@ -312,7 +312,7 @@ def _too_small(options: Options, target: ModelSpec, layout: ChunkLayout, tail: i
     while smaller > 1:
         smaller //= 2
         fitting = ChunkLayout.of(target, smaller)
-        blocks = tail_slots_for(options.num_speculative_tokens, smaller)
+        blocks = tail_slots_for(options.most_candidates, smaller)
         if _device_bytes(fitting, _given(options.staging_slots, 1), _given(options.group_chunks, 1), blocks) <= budget:
             return text + f'Ways out: gpu_kv_budget="min", or chunk_tokens={smaller}, which fits'
     return text + 'Way out: gpu_kv_budget="min"'

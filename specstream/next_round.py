@@ -67,7 +67,7 @@ class NextRound:
         Args:
             running: all requests, of which cohort `turn` verifies; None: all do.
         """
-        seats = tuple(row.seat_spec(self.options.num_speculative_tokens) for row in rows)
+        seats = tuple(row.seat_spec(self.options.most_candidates) for row in rows)
         if turn is None:
             drafts = any(row.logits and row.sequence.drafts for row in rows)
         else:

@@ -17,6 +17,9 @@ _WORDS = {
 SELF = "self"
 """In the place of a draft: the target drafts for itself. A folder of that name is "./self"."""
 
+MOST_AUTO_CANDIDATES = 16
+"""Of a round, if their number is left to be chosen."""
+
 Size = int | str
 """Bytes as an int, or text such as "4GiB", "512 MiB", "1.5e9"; "auto" where the field says so."""
 
@@ -63,8 +66,8 @@ class Options:
         InvalidOption: a value outside what its field allows, or options that contradict each other.
     """
 
-    num_speculative_tokens: int = 4
-    """Candidates the draft proposes a round, at most."""
+    num_speculative_tokens: int | Literal["auto"] = 4
+    """Candidates the draft proposes a round, at most. auto: as many as are predicted to give the most tokens."""
     max_model_len: int | Literal["auto"] = "auto"
     """Longest prompt plus output, in tokens. auto: what the target's positions cover."""
     max_num_seqs: int = 8
@@ -140,6 +143,12 @@ class Options:
         if not isinstance(self.debug, bool):
             raise InvalidOption("debug", self.debug, "True or False")
 
+    @property
+    def most_candidates(self) -> int:
+        """Of a round, at most; as long as it is "auto", what that can come to."""
+        given = self.num_speculative_tokens
+        return given if isinstance(given, int) else MOST_AUTO_CANDIDATES
+
     def check_without_draft(self) -> None:
         """Refuses what would have no effect with draft=None."""
         neutral: dict[str, tuple[object, ...]] = {
@@ -155,7 +164,10 @@ class Options:
                 raise InvalidOption(name, getattr(self, name), allowed, f"Give a draft, or leave {name} out.")
 
     def _check_synthetic(self) -> None:
-        longest = 1 + self.num_speculative_tokens
+        if self.num_speculative_tokens == "auto" and self.synthetic_acceptance_length is not None:
+            allowed = "a number of candidates with synthetic_acceptance_length"
+            raise InvalidOption("num_speculative_tokens", "auto", allowed)
+        longest = 1 + self.most_candidates
         names = {"synthetic_acceptance_rate": (0, 1), "synthetic_acceptance_length": (1, longest)}
         given = [name for name in names if getattr(self, name) is not None]
         for name in given:

@@ -7,7 +7,7 @@ from typing import Literal
 
 from specstream.memory import MemoryPlan
 from specstream.planner import Planner
-from specstream.round_spec import ChunkRun, RoundSpec, SeatSpec
+from specstream.round_spec import RoundSpec, SeatSpec
 from specstream.steady import steady_round
 
 Policy = Literal["sequential", "cohorts"]
@@ -26,36 +26,28 @@ def choose_drafting(memory: MemoryPlan, planner: Planner, requests: int, depth: 
     beside = planner.profile.device_memory_bytes is not None
     if not beside or not planner.draft.layers or requests < 2 or not memory.streams:
         return "sequential"
-    seats = _longest(memory, requests)
-    half = seats[: (requests + 1) // 2]
-    all_at_once = _period_us(planner, _round(memory, seats, depth))
-    others = tuple(_moved(seat.on_host, len(half)) for seat in half)
-    by_turns = _period_us(planner, replace(_round(memory, half, depth), drafts_beside=True, next_runs=others))
+    together = longest_round(memory, requests, depth)
+    half = together.seats[: (requests + 1) // 2]
+    others = tuple(replace(seat.on_host, seat=seat.seat + len(half)) for seat in half)
+    all_at_once = _period_us(planner, together)
+    by_turns = _period_us(planner, replace(together, seats=half, drafts_beside=True, next_runs=others).warm())
     return "cohorts" if all_at_once > LEAST_GAIN * 2 * by_turns else "sequential"
 
 
-def _longest(memory: MemoryPlan, requests: int) -> tuple[SeatSpec, ...]:
-    """Requests near `max_model_len` that share the device's blocks."""
-    total = memory.layout.chunks_of(memory.max_model_len)
-    resident = min(total, max(0, memory.num_blocks // requests - memory.tail_slots))
+def longest_round(memory: MemoryPlan, requests: int, depth: int) -> RoundSpec:
+    """A round of so many requests near `max_model_len`, which share the device's blocks."""
+    layout = memory.layout
+    total = layout.chunks_of(memory.max_model_len)
+    resident = memory.resident_chunks(total, memory.num_blocks // requests, 1)
     streamed = max(0, total - resident - 1)
     open_chunk = min(resident + streamed, total - 1)
-    return tuple(
+    seats = tuple(
         SeatSpec(seat, resident, memory.tail_slots, streamed, offload=0, open=open_chunk, span=1)
         for seat in range(requests)
     )
-
-
-def _round(memory: MemoryPlan, seats: tuple[SeatSpec, ...], depth: int) -> RoundSpec:
-    layout = memory.layout
-    return RoundSpec(
-        layout.num_layers, memory.staging_slots, memory.chunks_per_group, layout.block_bytes, seats, 0, depth
-    )
-
-
-def _moved(run: ChunkRun, seats: int) -> ChunkRun:
-    return replace(run, seat=run.seat + seats)
+    slots, group = memory.staging_slots, memory.chunks_per_group
+    return RoundSpec(layout.num_layers, slots, group, layout.block_bytes, seats, 0, depth).warm()
 
 
 def _period_us(planner: Planner, spec: RoundSpec) -> float:
-    return steady_round(planner.plan(spec.warm().canonical())).period_us
+    return steady_round(planner.plan(spec.canonical())).period_us

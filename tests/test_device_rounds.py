@@ -68,7 +68,7 @@ def engine_of(target: Any, draft_model: Any, kernels: bool, **options: Any) -> E
     if draft_model is not None:
         window = DraftWindow(given["max_model_len"], given.get("draft_window"), given.get("draft_sink", 4))
         drafter = CudaDrafter(captured(draft_model), window, spec.vocab_size, given["max_num_seqs"])
-    depth, seats = engine.options.num_speculative_tokens, engine.options.max_num_seqs
+    depth, seats = engine.options.most_candidates, engine.options.max_num_seqs
     rounds = DeviceRounds(speculator.speculation, drafter, depth, seats, spec.vocab_size, spec.device)
     speculator.drafter, speculator.kernels = drafter, rounds
     return engine

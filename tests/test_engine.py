@@ -288,9 +288,8 @@ def test_options_that_are_refused() -> None:
     with pytest.raises(InvalidOption, match=r"^num_candidates: got 3; allowed: no such option; the options"):
         new_engine(num_candidates=3)
     for name, value, allowed in (
-        ("num_speculative_tokens", 0, "an integer from 1 to 128"),
-        ("num_speculative_tokens", True, "an integer from 1 to 128"),
-        ("num_speculative_tokens", "auto", "an integer from 1 to 128"),
+        ("num_speculative_tokens", 0, 'an integer from 1 to 128 or "auto"'),
+        ("num_speculative_tokens", True, 'an integer from 1 to 128 or "auto"'),
         ("chunk_tokens", 1.5, 'an integer from 1 to 1048576 or "auto"'),
         ("max_num_seqs", 0, "an integer from 1 to 4096"),
         ("staging_slots", -1, 'an integer from 1 to 1024 or "auto"'),

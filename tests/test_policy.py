@@ -23,8 +23,8 @@ def chosen(profile: Any = H200, draft: Any = QWEN3_06B, free: int = 8 * GIB, **o
     given = Options(**defaults | options)
     model, idle = qwen3_8b(), idle_bytes(given, profile, draft)
     memory = plan_memory(given, model.spec, weights=0, free_host=64 * GIB, free_device=free, idle_bytes=idle)
-    planner = Planner(model, profile, draft, given.num_speculative_tokens + 1)
-    return choose_drafting(memory, planner, given.max_num_seqs, given.num_speculative_tokens)
+    planner = Planner(model, profile, draft, given.most_candidates + 1)
+    return choose_drafting(memory, planner, given.max_num_seqs, given.most_candidates)
 
 
 def test_drafts_come_after_acceptance_where_the_ring_holds_what_the_link_brings_meanwhile() -> None:

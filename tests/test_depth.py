@@ -1,0 +1,70 @@
+"""What `num_speculative_tokens="auto"` stands for, for Qwen3-8B and a draft of Qwen3-0.6B on an H200, by prediction."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import specstream
+from specstream.depth import ASSUMED_ACCEPTANCE, choose_depth, expected_tokens
+from specstream.errors import InvalidOption, OutOfBudget
+from specstream.idle import idle_bytes
+from specstream.memory import MemoryPlan, plan_memory
+from specstream.options import MOST_AUTO_CANDIDATES, Options
+from specstream.planner import Planner
+from specstream.profiles import H200
+from tests.helpers import model, prompt, reference
+from tests.test_profiles import QWEN3_06B, qwen3_8b
+
+GIB = 1 << 30
+
+
+def chosen(free: int, least_that_fits: int = 0, **options: Any) -> int:
+    defaults: dict[str, Any] = {"max_model_len": 32_768, "max_num_seqs": 1, "gpu_kv_budget": "2GiB"}
+    given, qwen3 = Options(**defaults | options), qwen3_8b()
+
+    def planned(depth: int) -> tuple[MemoryPlan, Planner]:
+        if least_that_fits and depth > least_that_fits:
+            raise OutOfBudget("no")
+        settings = replace(given, num_speculative_tokens=depth)
+        idle = idle_bytes(settings, H200, QWEN3_06B)
+        memory = plan_memory(settings, qwen3.spec, weights=0, free_host=64 * GIB, free_device=free, idle_bytes=idle)
+        return memory, Planner(qwen3, H200, QWEN3_06B, depth + 1)
+
+    return choose_depth(planned, given.max_num_seqs)
+
+
+def test_candidates_are_many_where_drafting_is_hidden_and_few_where_it_is_not() -> None:
+    streamed, resident = chosen(8 * GIB), chosen(64 * GIB, gpu_kv_budget="auto")
+    assert 12 <= streamed <= MOST_AUTO_CANDIDATES
+    assert 2 <= resident <= 4  # a step takes a quarter of a verification
+
+
+def test_candidates_are_no_more_than_fit() -> None:
+    assert chosen(8 * GIB, least_that_fits=3) == 3
+    with pytest.raises(OutOfBudget):
+        chosen(8 * GIB, gpu_kv_budget="1KiB")
+
+
+def test_tokens_of_a_round_are_a_geometric_series() -> None:
+    a = ASSUMED_ACCEPTANCE
+    assert expected_tokens(a, 4) == pytest.approx((1 - a**5) / (1 - a))
+    assert expected_tokens(1.0, 4) == 5
+
+
+def test_an_engine_decides_when_it_is_made() -> None:
+    target = model("qwen3")
+    with specstream.compile(target, target, max_model_len=128, num_speculative_tokens="auto") as engine:
+        assert 1 <= engine.options.most_candidates <= MOST_AUTO_CANDIDATES
+        assert engine.options.num_speculative_tokens == engine.options.most_candidates
+        out: Any = engine.generate([list(prompt(20))], max_new_tokens=20)
+    assert out[0, 20:].tolist() == reference(target, prompt(20), 20).tokens
+    with specstream.compile(target, None, max_model_len=128, num_speculative_tokens="auto") as engine:
+        assert engine.options.num_speculative_tokens == 1
+
+
+def test_a_length_of_made_up_acceptance_needs_a_number() -> None:
+    with pytest.raises(InvalidOption, match="num_speculative_tokens: got 'auto'; allowed: a number of candidates"):
+        Options(num_speculative_tokens="auto", rejection_sample_method="synthetic", synthetic_acceptance_length=3.0)
