@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import time
 import warnings
+from collections import Counter
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
@@ -26,7 +27,7 @@ from specstream.bench_machine import (
     reset_peak_memory,
     versions,
 )
-from specstream.bench_report import Progress, link_use, memory_rows, milliseconds, report
+from specstream.bench_report import Progress, link_use, memory_rows, milliseconds, predicted, prediction, report
 from specstream.bench_setup import (
     BenchModel,
     BenchModels,
@@ -39,6 +40,7 @@ from specstream.bench_setup import (
 from specstream.cli import UsageError, chosen_options
 from specstream.engine import Engine
 from specstream.options import SELF, format_size
+from specstream.round_spec import RoundSpec
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,8 @@ class DecodeStep:
     streamed_bytes: int
     draft_seconds: float | None
     """That its draft steps took; None if the executor does not say."""
+    spec: RoundSpec
+    """Its structure."""
 
 
 def run(given: argparse.Namespace) -> int:
@@ -119,7 +123,8 @@ def measure(given: argparse.Namespace, progress: Progress, models: BenchModels) 
             **memory_figures(engine),
             "link_bytes_per_second": link,
             "prefill_seconds": None if given.skip_prefill else engine.metrics().prefill_seconds,
-            **summarise(counted, given.depth if draft else 0, link),
+            **summarise(counted, engine.options.most_candidates if draft else 0, link),
+            **prediction(engine._planner, Counter(step.spec for step in counted).most_common(1)[0][0]),
             "setup_peak_device_bytes": setup_peak,
             "peak_device_bytes": peak_memory(device),
         }
@@ -165,6 +170,7 @@ def decode(engine: Engine) -> list[DecodeStep]:
         seconds = time.perf_counter() - start
         after = engine.metrics()
         if after.decode_seconds > before.decode_seconds:
+            assert engine._latest_spec is not None
             steps.append(
                 DecodeStep(
                     seconds=seconds,
@@ -173,6 +179,7 @@ def decode(engine: Engine) -> list[DecodeStep]:
                     accepted=after.num_accepted_tokens - before.num_accepted_tokens,
                     streamed_bytes=after.streamed_bytes - before.streamed_bytes,
                     draft_seconds=getattr(engine._executor, "draft_seconds", None),
+                    spec=engine._latest_spec,
                 )
             )
         before = after
@@ -212,6 +219,7 @@ def table_rows(figures: dict[str, Any]) -> dict[str, str]:
         "streamed": format_size(figures["streamed_bytes"]),
         "link utilization": link_use(figures),
         "a draft step": milliseconds(figures["draft_step_ms"]),
+        "predicted ms": predicted(figures),
         **memory_rows(figures),
     }
     for role in ("target", "draft"):

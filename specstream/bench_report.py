@@ -12,7 +12,12 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from specstream.exposure import exposure
 from specstream.options import format_size
+from specstream.plan import Lane
+from specstream.planner import Planner
+from specstream.round_spec import RoundSpec
+from specstream.steady import steady_round
 
 
 class Progress:
@@ -70,3 +75,20 @@ def memory_rows(figures: dict[str, Any]) -> dict[str, str]:
         else f"{format_size(peaks[0])} at most, {format_size(peaks[1])} while it was set up; {planned}",
         "machine": f"{figures['machine']['device']}, torch {figures['versions']['torch']}",
     }
+
+
+def prediction(planner: Planner, spec: RoundSpec) -> dict[str, Any]:
+    """A round of this structure in steady state, how long each lane is busy in it, and what drafting costs it."""
+    plan = planner.plan(spec.canonical())
+    timeline = steady_round(plan)
+    busy = {lane.value: timeline.busy_us(lane) / 1e3 for lane in Lane}
+    times = {"round": timeline.period_us / 1e3} | {name: ms for name, ms in busy.items() if ms}
+    if spec.draft_steps:
+        times["exposed draft"] = exposure(plan, Lane.DRAFT).exposed_us / 1e3
+    return {"profile": planner.profile.name, "predicted_ms": times}
+
+
+def predicted(figures: dict[str, Any]) -> str:
+    """The `prediction` among a run's figures, in a line."""
+    parts = ", ".join(f"{name} {ms:.2f}" for name, ms in figures["predicted_ms"].items())
+    return f"{parts}, for the profile {figures['profile']}"

@@ -25,14 +25,11 @@ from specstream.bench_machine import (
     reset_peak_memory,
     versions,
 )
-from specstream.bench_report import Progress, link_use, memory_rows, milliseconds, report
+from specstream.bench_report import Progress, link_use, memory_rows, milliseconds, predicted, prediction, report
 from specstream.bench_setup import BenchModels, given_options, memory_figures, memory_options, named_as_typed
 from specstream.bench_steady import Round, SteadyRounds
 from specstream.cli import UsageError, chosen_options
-from specstream.engine import Engine
 from specstream.options import format_size
-from specstream.plan import Lane
-from specstream.steady import steady_round
 
 MOST_QUERIES = 129
 """A token of the target's own and 128 candidates."""
@@ -86,8 +83,7 @@ def measure(given: argparse.Namespace, progress: Progress, models: BenchModels) 
             "link_bytes_per_second": link,
             "device_copy_bytes_per_second": device_copy,
             **summarise(rounds, link),
-            "profile": engine._planner.profile.name,
-            "predicted_ms": predicted_ms(engine),
+            **prediction(engine._planner, steady.latest),
             "setup_peak_device_bytes": setup_peak,
             "peak_device_bytes": peak_memory(device),
             "rounds": [asdict(one) for one in rounds],
@@ -125,17 +121,8 @@ def summarise(rounds: list[Round], link: float) -> dict[str, Any]:
     }
 
 
-def predicted_ms(engine: Engine) -> dict[str, float]:
-    """What the plan of the latest round says: a round in steady state, and how long each lane is busy in it."""
-    assert engine._latest_spec is not None
-    timeline = steady_round(engine._planner.plan(engine._latest_spec.canonical()))
-    busy = {lane.value: timeline.busy_us(lane) / 1e3 for lane in Lane}
-    return {"round": timeline.period_us / 1e3} | {name: ms for name, ms in busy.items() if ms}
-
-
 def table_rows(figures: dict[str, Any]) -> dict[str, str]:
     """What is shown of a run\'s figures."""
-    predicted = ", ".join(f"{name} {ms:.2f}" for name, ms in figures["predicted_ms"].items())
     rows = {
         "round": f"{milliseconds(figures['round_ms'])} (median; {figures['round_ms_min']:.2f} to "
         f"{figures['round_ms_max']:.2f} in {len(figures['rounds'])} rounds)",
@@ -144,7 +131,7 @@ def table_rows(figures: dict[str, Any]) -> dict[str, str]:
         "link utilization": link_use(figures),
         "copy on the device": f"{figures['device_copy_bytes_per_second'] / 1e9:.1f} GB/s",
         "host launch": milliseconds(figures["launch_ms"]),
-        "predicted ms": f"{predicted}, for the profile {figures['profile']}",
+        "predicted ms": predicted(figures),
         **memory_rows(figures),
     }
     if figures["target"]["rope"]:

@@ -9,6 +9,7 @@ import torch
 
 from specstream.bench_history import place_history
 from specstream.engine import Engine
+from specstream.round_spec import RoundSpec
 from specstream.sequence import Sequence
 from specstream.speculate import Candidates
 
@@ -52,7 +53,6 @@ class SteadyRounds:
         engine.step()
         end = time.perf_counter()
         seconds, self._last_end = end - self._last_end, end
-        assert engine._latest_spec is not None
         self._rounds += 1
         commits = bool(self.commit_every) and self._rounds % self.commit_every == 0
         step = engine.memory.layout.chunk_tokens if commits else 0
@@ -62,10 +62,16 @@ class SteadyRounds:
         return Round(
             ms=seconds * 1e3,
             streamed_bytes=engine._executor.streamed_bytes - streamed_before,
-            changed=engine._latest_spec.seats != seats_before,
+            changed=self.latest.seats != seats_before,
             planned=planner.num_planned - planner.num_ahead > planned_before,
             launch_ms=None if launch is None else launch * 1e3,
         )
+
+    @property
+    def latest(self) -> RoundSpec:
+        """The structure of the latest round."""
+        assert self.engine._latest_spec is not None
+        return self.engine._latest_spec
 
     def _propose(self, sequence: Sequence) -> int:
         """Gives the request random candidates; returns its length before they are verified."""

@@ -39,7 +39,7 @@ def add_bench(commands: Any) -> None:
         help="the model that proposes; self: the target (none)",
     )
     generate.add_argument("--new-tokens", type=positive, default=128, metavar="N", help="of a request (128)")
-    generate.add_argument("--depth", type=positive, default=4, metavar="K", help="candidates a round at most (4)")
+    generate.add_argument("--depth", type=_depth, default=4, metavar="K|auto", help="candidates a round at most (4)")
     generate.add_argument(
         "--warmup", type=_whole, default=3, metavar="N", help="first decode rounds, which do not count (3)"
     )
@@ -86,6 +86,10 @@ def _whole(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0")
     return int(text)
+
+
+def _depth(text: str) -> int | str:
+    return text if text == "auto" else positive(text)
 
 
 def _share(text: str) -> float:

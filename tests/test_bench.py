@@ -130,6 +130,10 @@ def test_figures_of_decoding_fit_together(by_turns: bool, capsys: pytest.Capture
     used = figures["streamed_bytes"] / (figures["decode_seconds"] * figures["link_bytes_per_second"])
     assert figures["link_utilization"] == pytest.approx(used)
     assert figures["draft_step_ms"] is None
+    predicted = figures["predicted_ms"]
+    assert predicted["round"] > predicted["target"] > 0
+    assert 0 <= predicted["exposed draft"] <= predicted["draft"] * (1 + 1e-9)
+    assert "for the profile cpu" in bench_generate.table_rows(figures)["predicted ms"]
 
 
 def test_decoding_without_a_prefill_streams_the_whole_history() -> None:
