@@ -24,9 +24,9 @@ def choose_drafting(memory: MemoryPlan, planner: Planner, requests: int, depth: 
     host: there drafts do not run beside the target.
     """
     beside = planner.profile.device_memory_bytes is not None
-    if not beside or not planner.draft.layers or requests < 2 or not memory.streams:
-        return "sequential"
     together = longest_round(memory, requests, depth)
+    if not beside or not planner.draft.layers or requests < 2 or not together.groups:
+        return "sequential"
     half = together.seats[: (requests + 1) // 2]
     others = tuple(replace(seat.on_host, seat=seat.seat + len(half)) for seat in half)
     all_at_once = _period_us(planner, together)
