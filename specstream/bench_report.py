@@ -79,7 +79,7 @@ def memory_rows(figures: dict[str, Any]) -> dict[str, str]:
 
 def prediction(planner: Planner, spec: RoundSpec) -> dict[str, Any]:
     """A round of this structure in steady state, how long each lane is busy in it, and what drafting costs it."""
-    plan = planner.plan(spec.canonical())
+    plan = planner.exact(spec)
     timeline = steady_round(plan)
     busy = {lane.value: timeline.busy_us(lane) / 1e3 for lane in Lane}
     times = {"round": timeline.period_us / 1e3} | {name: ms for name, ms in busy.items() if ms}

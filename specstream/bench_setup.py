@@ -20,7 +20,7 @@ from specstream.engine import Engine
 from specstream.errors import InvalidOption
 from specstream.graph import AttentionSpec, ModelSpec, PartitionedModel
 from specstream.idle import idle_bytes
-from specstream.memory import MemoryPlan, longer_ring, plan_memory
+from specstream.memory import Fill, MemoryPlan, longer_ring, plan_memory
 from specstream.models.load import load_model
 from specstream.models.presets import PRESETS, dummy_model, preset_config
 from specstream.models.rope import max_positions, transformers_parts
@@ -132,16 +132,17 @@ def memory_options(
     profile = cuda_profile(torch.cuda.get_device_name(device)) if device.type == "cuda" else CPU_PROFILE
     spec, free = _kv_spec(target), None if device.type == "cpu" else UNLIMITED
     plan = plan_memory(settings, spec, weights=0, free_host=UNLIMITED, free_device=free)
-    slots, group_bytes = plan.staging_slots, plan.chunks_per_group * plan.layout.block_bytes
+    slots = plan.staging_slots
+    fill = Fill(plan.layout.block_bytes, plan.chunks_per_group, plan.layout.chunks_of(plan.max_model_len))
     if free is not None and resident < 1 and settings.staging_slots == "auto":
         idle = idle_bytes(settings, profile, NO_DRAFT if draft is None else _draft_work(draft))
-        slots = longer_ring(spec.num_layers, slots, group_bytes, idle, UNLIMITED)
+        slots = longer_ring(spec.num_layers, slots, fill, idle, UNLIMITED)
     requests = _device_chunks(plan, resident) * plan.layout.chunk_bytes * options["max_num_seqs"]
     return options | {
         "chunk_tokens": plan.layout.chunk_tokens,
         "group_chunks": plan.chunks_per_group,
         "staging_slots": slots,
-        "gpu_kv_budget": slots * group_bytes + requests,
+        "gpu_kv_budget": slots * fill.slot_bytes + requests,
     }
 
 

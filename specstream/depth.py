@@ -36,7 +36,7 @@ def choose_depth(planned: Planned, requests: int) -> int:
             if not rates:
                 raise
             break
-        period = steady_round(planner.plan(longest_round(memory, requests, depth).canonical())).period_us
+        period = steady_round(planner.exact(longest_round(memory, requests, depth))).period_us
         rates[depth] = expected_tokens(ASSUMED_ACCEPTANCE, depth) / period
     return max(rates, key=rates.__getitem__)
 

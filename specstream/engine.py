@@ -269,7 +269,7 @@ class Engine(Exclusive):
         self._last = this
         self._scheduler.last_turn = self._scheduler.last_turn if turn is None else turn
         try:
-            price = partial(self._planner.draft_price, plan)
+            price = partial(self._planner.draft_price, spec)
             with self._scheduler.moving():
                 for row in rows:
                     self._commit(row, spec, price)

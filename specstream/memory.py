@@ -185,9 +185,11 @@ def plan_memory(
         budget = parse_size("gpu_kv_budget", options.gpu_kv_budget)
     if budget < least:
         raise OutOfBudget(_too_small(options, target, layout, tail, budget, least))
-    group_bytes = wanted_group * layout.block_bytes
-    if own_device and options.staging_slots == "auto" and budget < wanted_slots * group_bytes + most:
-        wanted_slots = longer_ring(target.num_layers, wanted_slots, group_bytes, idle_bytes, budget // 2)
+    if own_device and options.staging_slots == "auto":
+        left = (budget - _device_bytes(layout, wanted_slots, wanted_group, 0)) // layout.chunk_bytes
+        streamed = request_chunks - _resident(request_chunks, max(0, left) // options.max_num_seqs, 1, tail)
+        fill = Fill(layout.block_bytes, wanted_group, streamed)
+        wanted_slots = longer_ring(target.num_layers, wanted_slots, fill, idle_bytes, budget // 2)
     slots, group = _shrink_ring(options, layout, tail, budget, wanted_slots, wanted_group)
     num_blocks = min(
         (budget - _device_bytes(layout, slots, group, 0)) // layout.chunk_bytes, most // layout.chunk_bytes
@@ -254,16 +256,37 @@ def _own_device_slots(num_layers: int) -> int:
     return next((slots for slots in near if num_layers % slots == 0), OWN_DEVICE_SLOTS)
 
 
-def longer_ring(num_layers: int, slots: int, group_bytes: int, idle_bytes: int, most_bytes: int) -> int:
-    """Slots of a ring, `slots` or more, with room for what the link brings while no round is computed.
+@dataclass(frozen=True)
+class Fill:
+    """How full ring slots are."""
+
+    chunk_bytes: int
+    """Of a chunk in a layer."""
+    group: int
+    """Chunks that a slot has room for."""
+    streamed: int
+    """Chunks of a request that stream."""
+
+    @property
+    def slot_bytes(self) -> int:
+        return self.group * self.chunk_bytes
+
+    @property
+    def group_bytes(self) -> float:
+        """Of a group on average: the last one of a request has the rest of its chunks."""
+        return self.streamed * self.chunk_bytes / max(1, -(-self.streamed // self.group))
+
+
+def longer_ring(num_layers: int, slots: int, fill: Fill, idle_bytes: int, most_bytes: int) -> int:
+    """Slots of a ring, `slots` or more, which hold what the link brings while no round is computed.
 
     One more is there for the group that is attended to. More than `slots` divide the layers, and take no more than
     `most_bytes`: what the ring leaves, resident chunks use as well.
     """
-    most = min(num_layers, most_bytes // group_bytes)
+    most = min(num_layers, most_bytes // fill.slot_bytes) if fill.streamed else slots
     longer = (number for number in range(slots + 1, most + 1) if num_layers % number == 0)
     for number in longer:
-        if (slots - 1) * group_bytes >= idle_bytes:
+        if (slots - 1) * fill.group_bytes >= idle_bytes:
             break
         slots = number
     return slots

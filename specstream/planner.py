@@ -97,13 +97,22 @@ class Planner:
             raise
         self._unproven.remove(plan.spec)
 
-    def draft_price(self, plan: Plan) -> float:
-        """How much longer rounds of a plan are predicted to take than without their draft steps, as a quotient."""
-        if plan.spec not in self._prices:
-            period = steady_round(plan).period_us
-            exposed = exposure(plan, Lane.DRAFT).exposed_us
-            self._prices[plan.spec] = period / (period - exposed)
-        return self._prices[plan.spec]
+    def exact(self, spec: RoundSpec) -> Plan:
+        """A plan for this structure alone, which is not kept: for predictions, since groups need not be full in it."""
+        plan: Plan = PassRunner("exact", None).run(self._passes(spec, prove=False), self.model)
+        return plan
+
+    def draft_price(self, spec: RoundSpec) -> float:
+        """How much longer such rounds are predicted to take than without their draft steps, as a quotient.
+
+        It is reckoned for the first of all rounds that share a plan.
+        """
+        shared = spec.canonical()
+        if shared not in self._prices:
+            plan = self.exact(spec)
+            period, exposed = steady_round(plan).period_us, exposure(plan, Lane.DRAFT).exposed_us
+            self._prices[shared] = period / (period - exposed)
+        return self._prices[shared]
 
     def _passes(self, spec: RoundSpec, *, prove: bool) -> tuple[Pass, ...]:
         return round_passes(spec, self.profile, self.draft, self.verified_rows, prove=prove)

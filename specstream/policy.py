@@ -50,4 +50,4 @@ def longest_round(memory: MemoryPlan, requests: int, depth: int) -> RoundSpec:
 
 
 def _period_us(planner: Planner, spec: RoundSpec) -> float:
-    return steady_round(planner.plan(spec.canonical())).period_us
+    return steady_round(planner.exact(spec)).period_us

@@ -56,12 +56,19 @@ def test_few_rounds_prove_nothing() -> None:
 def test_the_price_is_what_a_round_is_predicted_to_take_longer() -> None:
     planner = Planner(qwen3_8b(), H200, QWEN3_06B, 5)
     resident = RoundSpec(LAYERS, 4, 1, 64 * KV_BYTES, (SeatSpec(0, 16, 1, 0, 0, 15, 1),), 0, 4)
-    assert planner.draft_price(planner.plan(resident.canonical())) == pytest.approx(2, abs=0.05)  # 4 x 1.24 ms
+    assert planner.draft_price(resident) == pytest.approx(2, abs=0.05)  # 4 x 1.24 ms
     streamed = SeatSpec(0, 0, 3, 63, 0, 63, 2)
     hidden = replace(resident, chunks_per_group=32, staging_slots=9, bytes_per_chunk=512 * KV_BYTES, seats=(streamed,))
-    assert planner.draft_price(planner.plan(hidden.warm().canonical())) == pytest.approx(1, abs=1e-3)
-    alone = planner.plan(replace(resident, draft_steps=0).canonical())
-    assert planner.draft_price(alone) == 1
+    assert planner.draft_price(hidden.warm()) == pytest.approx(1, abs=1e-3)
+    assert planner.draft_price(replace(resident, draft_steps=0)) == 1
+
+
+def test_the_price_is_that_of_groups_as_full_as_they_are() -> None:
+    """Rounds that share a plan may stream a chunk or a whole group: with a chunk there is no bubble to draft in."""
+    planner = Planner(qwen3_8b(), H200, QWEN3_06B, 5)
+    almost = SeatSpec(0, 60, 3, 1, 0, 61, 2)
+    spec = RoundSpec(LAYERS, 9, 32, 512 * KV_BYTES, (almost,), 0, 4).warm()
+    assert planner.draft_price(spec) > 1.5
 
 
 def test_the_text_of_a_request_whose_draft_does_not_pay_is_the_targets() -> None:

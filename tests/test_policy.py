@@ -29,7 +29,7 @@ def chosen(profile: Any = H200, draft: Any = QWEN3_06B, free: int = 8 * GIB, **o
 
 def test_drafts_come_after_acceptance_where_the_ring_holds_what_the_link_brings_meanwhile() -> None:
     assert chosen() == "sequential"
-    assert chosen(num_speculative_tokens=8, gpu_kv_budget="2GiB") == "sequential"
+    assert chosen(num_speculative_tokens=8, gpu_kv_budget="2GiB", max_model_len=16_384) == "sequential"
 
 
 @pytest.mark.parametrize("options", [{"staging_slots": 2}, {"num_speculative_tokens": 8, "gpu_kv_budget": "500MiB"}])

@@ -16,7 +16,7 @@ from specstream.errors import InvalidOption
 from specstream.exposure import exposure
 from specstream.graph import AttentionSpec, ModelSpec, PartitionedModel, Piece
 from specstream.idle import idle_bytes
-from specstream.memory import longer_ring
+from specstream.memory import Fill, longer_ring
 from specstream.options import Options
 from specstream.plan import Lane, lane_of
 from specstream.planner import Planner
@@ -173,7 +173,7 @@ def test_drafts_after_acceptance_are_predicted_to_be_hidden_by_a_ring_that_is_lo
     batch: int, context: int, chunk_tokens: int, group: int, depth: int
 ) -> None:
     """The link goes on, and the target catches up; with four slots it would have to wait."""
-    group_bytes, streamed = group * chunk_tokens * KV_BYTES, context // chunk_tokens - 1
+    streamed = context // chunk_tokens - 1
     seats = tuple(SeatSpec(seat, 0, 3, streamed, 0, streamed, 2) for seat in range(batch))
     idle = idle_bytes(Options(num_speculative_tokens=depth), H200, QWEN3_06B)
     planner = Planner(qwen3_8b(), H200, QWEN3_06B, verified_rows=depth + 1)
@@ -182,7 +182,7 @@ def test_drafts_after_acceptance_are_predicted_to_be_hidden_by_a_ring_that_is_lo
         spec = RoundSpec(LAYERS, slots, group, chunk_tokens * KV_BYTES, seats, 0, depth).warm()
         return exposure(planner.plan(spec.canonical()), Lane.DRAFT).exposed_us
 
-    assert exposed(longer_ring(LAYERS, 4, group_bytes, idle, 4 << 30)) < 50
+    assert exposed(longer_ring(LAYERS, 4, Fill(chunk_tokens * KV_BYTES, group, streamed), idle, 4 << 30)) < 50
     assert exposed(4) > 200
 
 

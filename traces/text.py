@@ -12,6 +12,7 @@ from specstream.plan import Lane, Plan
 from specstream.round_graph import TaskKind
 from specstream.steady import steady_round
 from specstream.timeline import Timeline
+from specstream.why_exposed import why_exposed
 
 WIDTH = 72
 """Columns of the lane drawing."""
@@ -35,6 +36,10 @@ def describe_plan(plan: Plan) -> str:
         lines.append(
             f"  seat {seat.seat}: {min(seat.resident, seat.open)} resident chunks, {seat.streamed} streamed{offload}"
         )
+    if spec.drafts_beside:
+        verified = {seat.seat for seat in spec.seats}
+        others = sorted({run.seat for run in spec.next_runs or ()} - verified)
+        lines.append(f"  drafted for meanwhile: seats {', '.join(map(str, others))}")
     timeline = steady_round(plan)
     following = "from one round to the next" if timeline.repeats else "for this round alone"
     lines.append(f"predicted {timeline.period_us / 1e3:.2f} ms {following}")
@@ -46,6 +51,8 @@ def describe_plan(plan: Plan) -> str:
         drafts = exposure(plan, TaskKind.DRAFT)
         hidden, exposed = drafts.hidden_us / 1e3, drafts.exposed_us / 1e3
         lines.append(f"drafts: {hidden:.2f} ms hidden ({drafts.hidden_share:.0%}), {exposed:.2f} ms exposed")
+        reason = why_exposed(plan)
+        lines += [f"  {reason.value}"] if reason else []
     waits = bubbles(timeline)
     waited = sum(bubble.duration_us for bubble in waits)
     lines.append(f"target waits {waited / 1e3:.2f} ms in {len(waits)} bubble(s)")

@@ -1,0 +1,1 @@
+../../specstream/why_exposed.py

@@ -1,0 +1,35 @@
+"""Why draft steps are not hidden behind the link: there is no bubble to draft in, or the ring is too short for one."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from specstream.exposure import exposure
+from specstream.plan import Lane, Plan
+from specstream.steady import steady_round
+
+WORTH_SAYING = 0.01
+"""Part of a round that drafting has to cost."""
+
+
+class WhyNoBubble(Enum):
+    """What keeps the draft from running while the link is what everything waits for."""
+
+    NOTHING_STREAMS = "nothing streams, so that no time is left over in which to draft"
+    TARGET_IS_SLOWER = "the target takes longer than the link, so that it leaves no time in which to draft"
+    RING_IS_SHORT = (
+        "the ring is full before the draft is done: more staging_slots, a larger gpu_kv_budget, fewer "
+        'num_speculative_tokens or drafting="cohorts" would hide it'
+    )
+
+
+def why_exposed(plan: Plan) -> WhyNoBubble | None:
+    """The reason, if draft steps cost a round of the plan anything worth saying; by prediction."""
+    timeline = steady_round(plan)
+    if exposure(plan, Lane.DRAFT).exposed_us <= WORTH_SAYING * timeline.period_us:
+        return None
+    if not plan.spec.groups:
+        return WhyNoBubble.NOTHING_STREAMS
+    if timeline.busy_us(Lane.TARGET) >= timeline.busy_us(Lane.LINK):
+        return WhyNoBubble.TARGET_IS_SLOWER
+    return WhyNoBubble.RING_IS_SHORT
