@@ -17,7 +17,6 @@ from contextlib import closing
 from typing import Any
 
 import torch
-from torch import nn
 
 from specstream import api
 from specstream.batch import padded_rows
@@ -61,14 +60,6 @@ def baseline_ms(model: PartitionedModel, context: int) -> float:
     return median_ms(in_one_graph(run, device), device)
 
 
-def read_bytes(module: nn.Module) -> int:
-    """Bytes of the weights that a round reads: an embedding table that is not also the head is only looked up in."""
-    untyped: Any = module
-    table, head = untyped.get_input_embeddings().weight, untyped.get_output_embeddings().weight
-    total = sum(parameter.nbytes for parameter in module.parameters())
-    return total if head is table else total - int(table.nbytes)
-
-
 def measure(target_name: str, context: int, device: torch.device) -> dict[str, Any]:
     bandwidth = device_copy_bandwidth(device)
     target = bench_model(target_name, context, torch.bfloat16, device)
@@ -78,7 +69,7 @@ def measure(target_name: str, context: int, device: torch.device) -> dict[str, A
         model = engine._planner.model
     del engine
     gc.collect()
-    graph, weights = baseline_ms(model, context), read_bytes(target.module) / bandwidth * 1e3
+    graph, weights = baseline_ms(model, context), target.read_bytes / bandwidth * 1e3
     return {
         "benchmark": "resident baseline",
         "machine": machine(device),

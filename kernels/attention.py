@@ -12,6 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+HALF = (torch.float16, torch.bfloat16)
+"""What the libraries and the kernels of few rows compute in."""
+
 
 @dataclass
 class AttentionState:

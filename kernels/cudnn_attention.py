@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specstream.kernels.attention import AttentionState
+from specstream.kernels.attention import HALF, AttentionState
 
 PLANNED = 1024
 """Rows and keys come in multiples of it. cuDNN plans for each shape apart, which took it 40 ms on an H200."""
@@ -24,7 +24,7 @@ def fits(query: Tensor, key: Tensor, causal: bool) -> bool:
     cudnn: Any = torch.backends.cudnn
     return (
         query.is_cuda
-        and query.dtype in (torch.float16, torch.bfloat16)
+        and query.dtype in HALF
         and cudnn.is_available()
         and dim <= MAX_HEAD_DIM
         and dim % 8 == 0

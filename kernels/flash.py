@@ -5,10 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specstream.kernels.attention import AttentionState, pack_query, partial_attention
+from specstream.kernels.attention import HALF, AttentionState, pack_query, partial_attention
 from specstream.kernels.cudnn_attention import cudnn_attention, fits
 
-HALF = (torch.float16, torch.bfloat16)
 SLICE_ROWS = 256
 """Rows at a time where there is no flash kernel: scores or a mask are spelt out."""
 

@@ -27,7 +27,7 @@ from specstream.models.rope import inherited_rope, max_positions
 from specstream.options import SELF, Options
 from specstream.planner import Planner
 from specstream.policy import choose_drafting
-from specstream.profiles import CPU_PROFILE, cuda_profile
+from specstream.profiles import device_profile
 from specstream.round_work import NO_DRAFT, DraftWork
 from specstream.speculate import Speculation
 from specstream.speculator import Speculator
@@ -152,7 +152,7 @@ def build_engine(
         _check_pair(target.spec, draft.spec, max_len)
     window = DraftWindow(max_len, options.draft_window, options.draft_sink)
     drafter_kind = _drafter_kind(device)
-    profile = cuda_profile(torch.cuda.get_device_name(device)) if on_cuda else CPU_PROFILE
+    profile = device_profile(device)
     work = NO_DRAFT if draft is None else DraftWork(draft.read_bytes, draft.spec.num_layers)
 
     def planned(depth: int) -> tuple[MemoryPlan, Planner]:

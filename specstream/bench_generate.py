@@ -95,7 +95,7 @@ def measure(given: argparse.Namespace, progress: Progress, models: BenchModels) 
         warnings.filterwarnings("ignore", "acceptance is made up")  # the report says so
         target = models.target(given.target, given.context, dtype, device)
         draft = chosen_draft(given, target, dtype, device)
-        options = memory_options(target, options, given.resident, draft.module if draft else None)
+        options = memory_options(target, options, given.resident, draft)
         if draft is None:
             engine = models.engine(target, options)
         else:

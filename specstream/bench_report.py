@@ -17,7 +17,6 @@ from specstream.options import format_size
 from specstream.plan import Lane
 from specstream.planner import Planner
 from specstream.round_spec import RoundSpec
-from specstream.steady import steady_round
 
 
 class Progress:
@@ -79,12 +78,12 @@ def memory_rows(figures: dict[str, Any]) -> dict[str, str]:
 
 def prediction(planner: Planner, spec: RoundSpec) -> dict[str, Any]:
     """A round of this structure in steady state, how long each lane is busy in it, and what drafting costs it."""
-    plan = planner.exact(spec)
-    timeline = steady_round(plan)
+    drafts = exposure(planner.exact(spec), Lane.DRAFT)
+    timeline = drafts.timeline
     busy = {lane.value: timeline.busy_us(lane) / 1e3 for lane in Lane}
     times = {"round": timeline.period_us / 1e3} | {name: ms for name, ms in busy.items() if ms}
     if spec.draft_steps:
-        times["exposed draft"] = exposure(plan, Lane.DRAFT).exposed_us / 1e3
+        times["exposed draft"] = drafts.exposed_us / 1e3
     return {"profile": planner.profile.name, "predicted_ms": times}
 
 

@@ -25,7 +25,7 @@ from specstream.models.load import load_model
 from specstream.models.presets import PRESETS, dummy_model, preset_config
 from specstream.models.rope import max_positions, transformers_parts
 from specstream.options import Options
-from specstream.profiles import CPU_PROFILE, cuda_profile
+from specstream.profiles import device_profile
 from specstream.round_work import NO_DRAFT, DraftWork
 
 UNLIMITED = 1 << 60
@@ -46,6 +46,20 @@ class BenchModel:
     @property
     def parameters(self) -> int:
         return sum(parameter.numel() for parameter in self.module.parameters())
+
+    @property
+    def read_bytes(self) -> int:
+        """Bytes of weights that a round reads: an embedding table that is not also the head is only looked up in."""
+        untyped: Any = self.module
+        table, head = untyped.get_input_embeddings().weight, untyped.get_output_embeddings().weight
+        total = sum(parameter.nbytes for parameter in self.module.parameters())
+        return total if head is table else total - int(table.nbytes)
+
+    @property
+    def draft_work(self) -> DraftWork:
+        """A step of it as a draft."""
+        untyped: Any = self.module
+        return DraftWork(self.read_bytes, untyped.config.num_hidden_layers)
 
     def figures(self) -> dict[str, Any]:
         """For a report."""
@@ -111,7 +125,7 @@ class BenchModels:
 
 
 def memory_options(
-    target: BenchModel, options: dict[str, Any], resident: float, draft: nn.Module | None = None
+    target: BenchModel, options: dict[str, Any], resident: float, draft: BenchModel | None = None
 ) -> dict[str, Any]:
     """`options` with every KV size that was left open, so that a share of each request's history is resident.
 
@@ -129,13 +143,12 @@ def memory_options(
             raise UsageError("--resident and --gpu-kv-budget both say what stays on the device; give one of them")
         return options
     settings, device = Options(**options), next(target.module.parameters()).device
-    profile = cuda_profile(torch.cuda.get_device_name(device)) if device.type == "cuda" else CPU_PROFILE
     spec, free = _kv_spec(target), None if device.type == "cpu" else UNLIMITED
     plan = plan_memory(settings, spec, weights=0, free_host=UNLIMITED, free_device=free)
     slots = plan.staging_slots
     fill = Fill(plan.layout.block_bytes, plan.chunks_per_group, plan.layout.chunks_of(plan.max_model_len))
     if free is not None and resident < 1 and settings.staging_slots == "auto":
-        idle = idle_bytes(settings, profile, NO_DRAFT if draft is None else _draft_work(draft))
+        idle = idle_bytes(settings, device_profile(device), draft.draft_work if draft else NO_DRAFT)
         slots = longer_ring(spec.num_layers, slots, fill, idle, UNLIMITED)
     requests = _device_chunks(plan, resident) * plan.layout.chunk_bytes * options["max_num_seqs"]
     return options | {
@@ -162,13 +175,6 @@ def memory_figures(engine: Engine) -> dict[str, Any]:
         "device_kv_bytes": memory.device_kv,
         "planned_device_bytes": memory.weights + memory.draft_weights + kv + memory.prompt_buffer,
     }
-
-
-def _draft_work(draft: Any) -> DraftWork:
-    """Of a transformers model: an embedding table that is not also the head is only looked up in."""
-    table, head = draft.get_input_embeddings().weight, draft.get_output_embeddings().weight
-    read = sum(parameter.nbytes for parameter in draft.parameters()) - (0 if head is table else table.nbytes)
-    return DraftWork(read, draft.config.num_hidden_layers)
 
 
 def _device_chunks(plan: MemoryPlan, resident: float) -> int:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from specstream.plan import Lane, Plan, lane_of
 from specstream.round_graph import Task, TaskKind
 from specstream.steady import steady_round
-from specstream.timeline import Times
+from specstream.timeline import Timeline, Times
 
 Tasks = Lane | TaskKind
 """The tasks on a lane, or of a kind."""
@@ -27,6 +27,8 @@ class Exposure:
     """By how much the period would be shorter if they took no time."""
     beside_link_us: float
     """For how long they run while the link is busy."""
+    timeline: Timeline
+    """Of the round as it is."""
 
     @property
     def hidden_us(self) -> float:
@@ -47,6 +49,7 @@ def exposure(plan: Plan, tasks: Tasks, host_gap_us: float = 0.0) -> Exposure:
         busy_us=sum(stop - start for start, stop in times),
         exposed_us=max(0.0, timeline.period_us - without.period_us),  # less than 0 is rounding
         beside_link_us=_shared_us(times, timeline.times(Lane.LINK)),
+        timeline=timeline,
     )
 
 

@@ -10,7 +10,7 @@ from specstream.errors import InvalidOption, OutOfBudget
 from specstream.graph import ModelSpec
 from specstream.kv import ChunkLayout
 from specstream.options import Options, format_size, parse_size
-from specstream.round_spec import PROMPT_SLOTS
+from specstream.round_spec import PROMPT_SLOTS, RoundSpec, SeatSpec
 
 MAX_GROUPS = 16
 """Groups a layer and request that an automatic group size aims at: fewer and larger copies use the link better."""
@@ -85,6 +85,25 @@ class MemoryPlan:
     def full_kv(self) -> int:
         """KV of one request of `max_model_len` tokens."""
         return self.layout.chunks_of(self.max_model_len) * self.layout.chunk_bytes
+
+    def round_of(self, seats: tuple[SeatSpec, ...], draft_steps: int) -> RoundSpec:
+        """A round of these seats, before which nothing was fetched."""
+        return RoundSpec(
+            num_layers=self.layout.num_layers,
+            staging_slots=self.staging_slots,
+            chunks_per_group=self.chunks_per_group,
+            bytes_per_chunk=self.layout.block_bytes,
+            seats=seats,
+            in_flight=0,
+            draft_steps=draft_steps,
+        )
+
+    def longest_seat(self, seat: int, free_blocks: int, empty_seats: int) -> SeatSpec:
+        """A request near `max_model_len`, of which as much is resident as `resident_chunks` says."""
+        total = self.layout.chunks_of(self.max_model_len)
+        resident = self.resident_chunks(total, free_blocks, empty_seats)
+        streamed = max(0, total - resident - 1)
+        return SeatSpec(seat, resident, self.tail_slots, streamed, 0, min(resident + streamed, total - 1), 1)
 
     def __str__(self) -> str:
         rows = {

@@ -75,22 +75,19 @@ class NextRound:
         steps = draft_steps if drafts else 0
         if turn is not None:
             next_runs = _next_runs(running, seats)
-            spec = replace(self._of(seats, steps), drafts_beside=True, next_runs=next_runs)
+            spec = replace(self.memory.round_of(seats, steps), drafts_beside=True, next_runs=next_runs)
         elif last is not None and last.is_of(seats, steps):
             spec = last.spec  # itself, as in most rounds: what follows from it is known
         else:
-            spec = self._of(seats, steps)
+            spec = self.memory.round_of(seats, steps)
         in_flight = 0 if last is None else last.still_wanted(spec, running)
         return spec if spec.in_flight == in_flight else replace(spec, in_flight=in_flight)
 
     def longest(self, draft_steps: int) -> RoundSpec:
         """The round of one request near `max_model_len`."""
         memory = self.memory
-        total = memory.layout.chunks_of(memory.max_model_len)
-        resident = memory.resident_chunks(total, memory.num_blocks, self.options.max_num_seqs)
-        streamed = max(0, total - resident - 1)
-        seat = SeatSpec(0, resident, memory.tail_slots, streamed, 0, min(resident + streamed, total - 1), 1)
-        return self._of((seat,), draft_steps).warm()
+        seat = memory.longest_seat(0, memory.num_blocks, self.options.max_num_seqs)
+        return memory.round_of((seat,), draft_steps).warm()
 
     def work_ahead(self, rows: list[RequestRows], plan: Plan, this: LastRound, draft_steps: int) -> Iterator[bool]:
         """While `this` round is computed: proves its plan, then makes and proves those that the next one may need.
@@ -109,18 +106,6 @@ class NextRound:
                 yield True
                 self.planner.prove(following)
             yield True
-
-    def _of(self, seats: tuple[SeatSpec, ...], draft_steps: int) -> RoundSpec:
-        memory = self.memory
-        return RoundSpec(
-            num_layers=memory.layout.num_layers,
-            staging_slots=memory.staging_slots,
-            chunks_per_group=memory.chunks_per_group,
-            bytes_per_chunk=memory.layout.block_bytes,
-            seats=seats,
-            in_flight=0,
-            draft_steps=draft_steps,
-        )
 
 
 def possible_requests(running: list[Sequence], rows: list[RequestRows], spec: RoundSpec) -> Iterator[list[Sequence]]:

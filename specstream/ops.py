@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from specstream.kernels.attention import HALF
+
 # define/impl rather than torch.library.custom_op: 4 us a call, not 14. The library lives as long as its ops.
 _LIBRARY = torch.library.Library("specstream", "DEF")  # type: ignore[no-untyped-call]
 _LIBRARY.define(  # type: ignore[no-untyped-call]
@@ -55,7 +57,7 @@ stream_verify = torch.ops.specstream.stream_verify.default
 
 
 def _has_kernels(x: Tensor) -> bool:
-    return x.is_cuda and x.dtype in (torch.float16, torch.bfloat16)
+    return x.is_cuda and x.dtype in HALF
 
 
 def _linears(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> list[Tensor]:

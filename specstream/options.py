@@ -99,7 +99,8 @@ class Options:
     """Mean tokens a round, the target's own included."""
     drafting: Literal["auto", "off", "sequential", "cohorts"] = "auto"
     """When candidates are drafted. sequential: after each verification. cohorts: of two or more requests, half verify
-    while the others are drafted for, by turns. auto: sequential. off is the same as draft=None."""
+    while the others are drafted for, by turns. auto: the one that is predicted to verify sooner. off: not at all,
+    whatever draft is given."""
     debug: bool = False
     """Fill freed memory with NaN and prove every plan against the one before it."""
 

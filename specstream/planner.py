@@ -17,7 +17,6 @@ from specstream.pipeline import Pass, PassRunner
 from specstream.plan import Lane, Plan
 from specstream.round_spec import RoundSpec
 from specstream.round_work import NO_DRAFT, DraftWork
-from specstream.steady import steady_round
 
 KEPT_PLANS = 256
 
@@ -107,11 +106,13 @@ class Planner:
 
         It is reckoned for the first of all rounds that share a plan.
         """
+        if not spec.draft_steps:  # which needs no simulation between two rounds
+            return 1.0
         shared = spec.canonical()
         if shared not in self._prices:
-            plan = self.exact(spec)
-            period, exposed = steady_round(plan).period_us, exposure(plan, Lane.DRAFT).exposed_us
-            self._prices[shared] = period / (period - exposed)
+            drafts = exposure(self.exact(spec), Lane.DRAFT)
+            period = drafts.timeline.period_us
+            self._prices[shared] = period / (period - drafts.exposed_us)
         return self._prices[shared]
 
     def _passes(self, spec: RoundSpec, *, prove: bool) -> tuple[Pass, ...]:

@@ -7,7 +7,7 @@ from typing import Literal
 
 from specstream.memory import MemoryPlan
 from specstream.planner import Planner
-from specstream.round_spec import RoundSpec, SeatSpec
+from specstream.round_spec import RoundSpec
 from specstream.steady import steady_round
 
 Policy = Literal["sequential", "cohorts"]
@@ -36,17 +36,9 @@ def choose_drafting(memory: MemoryPlan, planner: Planner, requests: int, depth: 
 
 def longest_round(memory: MemoryPlan, requests: int, depth: int) -> RoundSpec:
     """A round of so many requests near `max_model_len`, which share the device's blocks."""
-    layout = memory.layout
-    total = layout.chunks_of(memory.max_model_len)
-    resident = memory.resident_chunks(total, memory.num_blocks // requests, 1)
-    streamed = max(0, total - resident - 1)
-    open_chunk = min(resident + streamed, total - 1)
-    seats = tuple(
-        SeatSpec(seat, resident, memory.tail_slots, streamed, offload=0, open=open_chunk, span=1)
-        for seat in range(requests)
-    )
-    slots, group = memory.staging_slots, memory.chunks_per_group
-    return RoundSpec(layout.num_layers, slots, group, layout.block_bytes, seats, 0, depth).warm()
+    share = memory.num_blocks // requests
+    seats = tuple(memory.longest_seat(seat, share, empty_seats=1) for seat in range(requests))
+    return memory.round_of(seats, depth).warm()
 
 
 def _period_us(planner: Planner, spec: RoundSpec) -> float:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+import torch
+
 from specstream.cost import DeviceProfile
 from specstream.errors import InvalidOption
 
@@ -175,6 +177,11 @@ def find_profile(name: str) -> DeviceProfile | None:
         if name.lower() in (profile.name, *map(str.lower, profile.torch_names)):
             return profile
     return None
+
+
+def device_profile(device: torch.device) -> DeviceProfile:
+    """The profile of a device of this machine."""
+    return cuda_profile(torch.cuda.get_device_name(device)) if device.type == "cuda" else CPU_PROFILE
 
 
 def cuda_profile(torch_name: str) -> DeviceProfile:

@@ -25,7 +25,7 @@ class CurrentStream:
 
     @property
     def stream(self) -> torch.cuda.Stream:
-        if torch._C._cuda_getCurrentRawStream(self._index) != self._latest.cuda_stream:
+        if self.address != self._latest.cuda_stream:
             self._latest = torch.cuda.current_stream(self._index)
         return self._latest
 

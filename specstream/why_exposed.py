@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from enum import Enum
 
-from specstream.exposure import exposure
+from specstream.exposure import Exposure
 from specstream.plan import Lane, Plan
-from specstream.steady import steady_round
 
 WORTH_SAYING = 0.01
 """Part of a round that drafting has to cost."""
@@ -23,10 +22,10 @@ class WhyNoBubble(Enum):
     )
 
 
-def why_exposed(plan: Plan) -> WhyNoBubble | None:
-    """The reason, if draft steps cost a round of the plan anything worth saying; by prediction."""
-    timeline = steady_round(plan)
-    if exposure(plan, Lane.DRAFT).exposed_us <= WORTH_SAYING * timeline.period_us:
+def why_exposed(plan: Plan, drafts: Exposure) -> WhyNoBubble | None:
+    """The reason, if `drafts`, the exposure of the plan's draft steps, is worth saying; by prediction."""
+    timeline = drafts.timeline
+    if drafts.exposed_us <= WORTH_SAYING * timeline.period_us:
         return None
     if not plan.spec.groups:
         return WhyNoBubble.NOTHING_STREAMS

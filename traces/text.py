@@ -10,7 +10,6 @@ from specstream.exposure import exposure
 from specstream.options import format_size
 from specstream.plan import Lane, Plan
 from specstream.round_graph import TaskKind
-from specstream.steady import steady_round
 from specstream.timeline import Timeline
 from specstream.why_exposed import why_exposed
 
@@ -40,7 +39,8 @@ def describe_plan(plan: Plan) -> str:
         verified = {seat.seat for seat in spec.seats}
         others = sorted({run.seat for run in spec.next_runs or ()} - verified)
         lines.append(f"  drafted for meanwhile: seats {', '.join(map(str, others))}")
-    timeline = steady_round(plan)
+    drafts = exposure(plan, Lane.DRAFT)
+    timeline = drafts.timeline
     following = "from one round to the next" if timeline.repeats else "for this round alone"
     lines.append(f"predicted {timeline.period_us / 1e3:.2f} ms {following}")
     lines += [_draw(timeline, lane) for lane in Lane if timeline.busy_us(lane)]
@@ -48,10 +48,9 @@ def describe_plan(plan: Plan) -> str:
     shares = [f"{lane.value} {path.share(lane):.0%}" for lane in Lane if path.share(lane) > 0.005]
     lines.append(f"critical path: {', '.join(shares)}")
     if plan.by_kind[TaskKind.DRAFT]:
-        drafts = exposure(plan, TaskKind.DRAFT)
         hidden, exposed = drafts.hidden_us / 1e3, drafts.exposed_us / 1e3
         lines.append(f"drafts: {hidden:.2f} ms hidden ({drafts.hidden_share:.0%}), {exposed:.2f} ms exposed")
-        reason = why_exposed(plan)
+        reason = why_exposed(plan, drafts)
         lines += [f"  {reason.value}"] if reason else []
     waits = bubbles(timeline)
     waited = sum(bubble.duration_us for bubble in waits)
