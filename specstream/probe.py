@@ -26,6 +26,10 @@ _STRANGERS = 3
 """Rows of another request in each call: no row of a flattened batch may matter to another's."""
 _TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 0.02, torch.bfloat16: 0.1}
 """Largest accepted |difference| / |row| of a row of logits. float64 allows for norms computed in float32."""
+_OUTLIERS = {torch.float16: 0.01, torch.bfloat16: 0.01}
+"""Share of the rows that may differ by more: where two keys' scores tie, rounding decides which one a head looks up."""
+_NEAR_CUT = 8
+"""Rows from a cut on of which none may: what is cut off from its past differs there."""
 
 
 def run_pieces(partitioned: PartitionedModel, inputs: Sequence[Tensor], attend: Attend) -> Tensor:
@@ -143,10 +147,12 @@ def _compare(got: Tensor, expected: Tensor, total: int) -> None:
         )
     apart = (wide_got - wide).norm(dim=-1) / wide.norm(dim=-1).clamp_min(1e-12)
     apart = apart.nan_to_num(float("inf"))
-    worst = int(apart.argmax())
-    if apart[worst] <= tolerance:
-        return
     starts = [part.start for part in _cuts(total)]
+    beyond = apart > tolerance
+    near_cut = any(bool(beyond[start : start + _NEAR_CUT].any()) for start in starts[1:])
+    if not near_cut and int(beyond.sum()) <= _OUTLIERS.get(expected.dtype, 0.0) * total:
+        return
+    worst = int(apart.argmax())
     segment = sum(worst >= start for start in starts)
     largest = (wide_got - wide)[worst].abs().max()
     raise UnsupportedModel(

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from specstream.capture import forward_of
 from specstream.compiler import compile_model
 from specstream.errors import UnsupportedModel
-from specstream.probe import probe
+from specstream.probe import _compare, probe
 from tests.architectures import VOCAB, PlainMask, build
 
 
@@ -128,6 +128,22 @@ def test_models_that_know_the_past_otherwise(kind: type[PlainMask], dtype: torch
 def test_rounding_is_no_difference(name: str, dtype: torch.dtype) -> None:
     partitioned = compile_model(build(name, dtype), name, None)
     assert partitioned.spec.dtype == dtype
+
+
+OUTLIERS = {"few": ([30, 234, 400], True), "many": (list(range(20, 34)), False), "at a cut": ([323], False)}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(("rows", "accepted"), OUTLIERS.values(), ids=OUTLIERS)
+def test_a_few_rows_of_half_precision_may_be_ties(rows: list[int], accepted: bool, dtype: torch.dtype) -> None:
+    expected = torch.randn(640, 32, generator=torch.Generator().manual_seed(0)).to(dtype)
+    got = expected.clone()
+    got[rows] *= 1.5
+    if accepted and dtype != torch.float32:
+        _compare(got, expected, 640)
+    else:
+        with pytest.raises(UnsupportedModel, match="run in segments"):
+            _compare(got, expected, 640)
 
 
 @pytest.mark.parametrize("limit", [3, 10])
