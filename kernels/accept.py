@@ -142,9 +142,10 @@ def _choose(
     count = produced.shape[0]
     vocab, device = scores.shape[1], scores.device
     tiles = triton.cdiv(vocab, TILE)
-    tops, masses = torch.empty(2, count, rows, tiles, dtype=torch.float64, device=device)
+    # Each of its own, for it then begins at 16 bytes, or Triton would compile the kernels once more.
+    tops, masses = (torch.empty(count, rows, tiles, dtype=torch.float64, device=device) for _ in range(2))
     tokens = torch.empty(count, rows, tiles, dtype=torch.int64, device=device)
-    row_top, row_mass = torch.empty(2, count, rows, dtype=torch.float64, device=device)
+    row_top, row_mass = (torch.empty(count, rows, dtype=torch.float64, device=device) for _ in range(2))
     row_token = torch.empty(count, rows, dtype=torch.int64, device=device)
     draft_strides = (0, 0) if draft_probabilities is None else draft_probabilities.stride()
     arguments = {

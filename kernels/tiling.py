@@ -42,8 +42,8 @@ def choose_tiling(
     `group` is the query heads of a KV head.
     """
     packed = group * max_rows
-    block_rows = min(max(_power_of_two(packed), 16), 64 if dtype.itemsize == 2 else 16)
-    padded_dim = _power_of_two(head_dim)
+    block_rows = min(max(power_of_two(packed), 16), 64 if dtype.itemsize == 2 else 16)
+    padded_dim = power_of_two(head_dim)
     block_keys = min(max(STAGE_BYTES // (2 * padded_dim * dtype.itemsize), 16), 64)
     num_warps = 8 if block_rows * padded_dim > 64 * 128 else 4  # the output of a tile stays in registers
     row_tiles = -(-packed // block_rows)
@@ -64,6 +64,6 @@ def choose_splits(programs: int, key_tiles: int, slots: int) -> int:
     return min(range(1, min(MAX_SPLITS, max(key_tiles, 1)) + 1), key=time)
 
 
-def _power_of_two(number: int) -> int:
+def power_of_two(number: int) -> int:
     """The least power of two that is not less."""
     return 1 << (number - 1).bit_length()

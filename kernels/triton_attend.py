@@ -110,6 +110,7 @@ def attend(
         scale,
         num_rows,
         tiling.splits,
+        tiling.row_tiles,
         query.stride(0),
         query.stride(1),
         given.key.stride(0),
@@ -125,7 +126,6 @@ def attend(
         PADDED_DIM=triton.next_power_of_2(head_dim),
         BLOCK_ROWS=tiling.block_rows,
         BLOCK_KEYS=tiling.block_keys,
-        ROW_TILES=tiling.row_tiles,
         OWN=own is not None,
         WIDEN=query.dtype == torch.bfloat16 and not query.is_cuda,
         num_warps=tiling.num_warps,
@@ -133,7 +133,7 @@ def attend(
     )
 
 
-@triton.jit(do_not_specialize=["num_rows", "splits"])
+@triton.jit(do_not_specialize=["num_rows", "splits", "row_tiles"])  # all change with the seats
 def _attend_kernel(
     query: tl.tensor,
     kv: tl.tensor,
@@ -152,6 +152,7 @@ def _attend_kernel(
     scale: tl.tensor,
     num_rows: tl.tensor,
     splits: tl.tensor,
+    row_tiles: tl.tensor,
     query_head_stride: tl.tensor,
     query_row_stride: tl.tensor,
     key_head_stride: tl.tensor,
@@ -167,13 +168,12 @@ def _attend_kernel(
     PADDED_DIM: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_KEYS: tl.constexpr,
-    ROW_TILES: tl.constexpr,
     OWN: tl.constexpr,
     WIDEN: tl.constexpr,
 ) -> None:
     """One program: a tile of packed rows of one seat and KV head, and one part of the keys."""
-    tile = tl.program_id(0) % ROW_TILES  # programs that read the same keys run side by side
-    kv_head = (tl.program_id(0) // ROW_TILES).to(tl.int64)
+    tile = tl.program_id(0) % row_tiles  # programs that read the same keys run side by side
+    kv_head = (tl.program_id(0) // row_tiles).to(tl.int64)
     seat = tl.program_id(1)
     split = tl.program_id(2)
     first_row = tl.load(row_start + seat)

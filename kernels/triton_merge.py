@@ -7,11 +7,22 @@ import triton.language as tl
 from torch import Tensor
 
 from specstream.kernels.attention import AttentionState
+from specstream.kernels.tiling import power_of_two
 from specstream.kernels.triton_attend import Seats
 
 VALUES_AT_ONCE = 1 << 13
 """Numbers that a program loads at a time, 64 registers of four warps: each time takes as long as memory needs to
 answer."""
+
+FEW_SEATS = 8
+"""Up to so many share one kernel."""
+FEW_PARTS = 16
+"""Up to so many partial results share one kernel."""
+
+
+def parts_at_once(parts: int, head_dim: int) -> int:
+    """How many of a row's partial results a program loads at a time: what the kernel is compiled for."""
+    return min(max(1, VALUES_AT_ONCE // power_of_two(head_dim)), max(FEW_PARTS, power_of_two(parts)))
 
 
 def merge(parts: AttentionState, seats: Seats, part_count: Tensor, out: Tensor) -> None:
@@ -42,8 +53,8 @@ def merge(parts: AttentionState, seats: Seats, part_count: Tensor, out: Tensor) 
         out.stride(1),
         HEAD_DIM=head_dim,
         PADDED_DIM=padded_dim,
-        BLOCK_PARTS=min(triton.next_power_of_2(len(parts.out)), max(1, VALUES_AT_ONCE // padded_dim)),
-        PADDED_SEATS=triton.next_power_of_2(num_seats),
+        BLOCK_PARTS=parts_at_once(len(parts.out), head_dim),
+        PADDED_SEATS=max(FEW_SEATS, triton.next_power_of_2(num_seats)),
         num_warps=4,
     )
 

@@ -187,7 +187,7 @@ def build_engine(
         host.prepare()
     drafter = drafter_kind(draft, window, target.spec.vocab_size, options.max_num_seqs) if draft else None
     speculator = _speculator(options, target.spec, drafter)
-    executor = _executor(target, store, memory)
+    executor = _executor(target, store, memory, options)
     if options.drafting == "auto" and draft is not None:
         drafting = choose_drafting(memory, planner, options.max_num_seqs, options.most_candidates)
         options = replace(options, drafting=drafting)
@@ -202,13 +202,15 @@ def _free_on(device: torch.device) -> int:
     return max(0, min(free + torch.cuda.memory_reserved(device) - used, cap - used))
 
 
-def _executor(target: PartitionedModel, store: DeviceStore, memory: MemoryPlan) -> Executor:
+def _executor(target: PartitionedModel, store: DeviceStore, memory: MemoryPlan, options: Options) -> Executor:
     if target.spec.device.type == "cpu":
         return CpuExecutor(target, store)
     from specstream.cuda_executor import CudaExecutor  # needs Triton, which a machine without a device may not have
 
     most_blocks = memory.layout.chunks_of(memory.max_model_len) + memory.tail_slots
-    return CudaExecutor(target, store, min(memory.num_blocks, most_blocks))
+    executor = CudaExecutor(target, store, min(memory.num_blocks, most_blocks))
+    executor.load_kernels(options.max_num_seqs, options.most_candidates + 1)
+    return executor
 
 
 def _speculator(options: Options, target: ModelSpec, drafter: Drafter | None) -> Speculator:
@@ -224,6 +226,7 @@ def _speculator(options: Options, target: ModelSpec, drafter: Drafter | None) ->
     assert drafter is None or isinstance(drafter, CudaDrafter)
     depth, seats = options.most_candidates, options.max_num_seqs
     kernels = DeviceRounds(speculation, drafter, depth, seats, target.vocab_size, target.device)
+    kernels.load_kernels(target.dtype)
     return Speculator(speculation, drafter, kernels)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from specstream.attention import LayerAttention
-from specstream.batch import RoundBatch, padded_rows
+from specstream.batch import MIN_ROWS, RoundBatch, padded_rows
 from specstream.graph import ModelSpec
 from specstream.kernel_attention import KernelAttention
 from specstream.kernels.triton_attend import MAX_OWN_ROWS
@@ -41,26 +41,39 @@ class KernelChoice:
         if any(seat.offload and seat.offloaded.stop > seat.open for seat in spec.seats):
             return None
         # As many rows as if all had the most candidates: those that are missing, as at the end of a text, cost nothing.
-        least = len(spec.seats) * (spec.draft_steps + 1) if spec.draft_steps else 0
+        least = spec.draft_steps + 1 if spec.draft_steps else 0
         return self.kernels_for(spec.seats, spec.groups, batch, least)
 
     def kernels_for(
         self, seats: tuple[SeatSpec, ...], groups: tuple[ChunkRun, ...], batch: RoundBatch, least_rows: int = 0
     ) -> KernelAttention | None:
-        """The same for seats and groups that are no whole round, with room for `least_rows` rows."""
+        """The same for seats and groups that are no whole round, with room for `least_rows` rows of each seat."""
         if not self.has_kernels:
             return None
-        if any(rows.count > MAX_OWN_ROWS for rows in batch.seats.values()):
+        most_rows = max((rows.count for rows in batch.seats.values()), default=0)
+        if most_rows > MAX_OWN_ROWS:
             return None
-        sizes = self.sizes(seats, groups, max(batch.rows.count, least_rows))
-        attention = self._made.get(sizes)
-        if attention is None:
-            own = self.model.attentions[0]
-            tilings = Tilings.of(sizes, self.store.layout, own.num_heads, min(MAX_OWN_ROWS, sizes.rows))
-            tables = RoundTables(sizes, tilings, self.store.device)
-            attention = self._made[sizes] = KernelAttention(self.store, tables, own, tilings)
+        rows = max(batch.rows.count, len(seats) * least_rows)
+        attention = self._attention(self.sizes(len(seats), groups, rows, max(most_rows, least_rows)))
         attention.tables.fill(seats, groups, batch, self.store.layout.chunk_tokens)
         return attention
+
+    def without_rows(self, seats: int, rows_of_seat: int) -> KernelAttention:
+        """What rounds of so many seats with so many rows, and one group, use, with empty tables.
+
+        It attends to nothing and writes nothing to the store.
+        """
+        return self._new(self.sizes(seats, (ChunkRun(0, 0, 0),), seats * rows_of_seat, rows_of_seat))
+
+    def _attention(self, sizes: TableSizes) -> KernelAttention:
+        if sizes not in self._made:
+            self._made[sizes] = self._new(sizes)
+        return self._made[sizes]
+
+    def _new(self, sizes: TableSizes) -> KernelAttention:
+        own = self.model.attentions[0]
+        tilings = Tilings.of(sizes, self.store.layout, own.num_heads)
+        return KernelAttention(self.store, RoundTables(sizes, tilings, self.store.device), own, tilings)
 
     @property
     def has_kernels(self) -> bool:
@@ -69,11 +82,12 @@ class KernelChoice:
         small = layout.head_dim < LEAST_HEAD_DIM and self.store.device.type == "cuda"
         return layout.dtype in KERNEL_DTYPES and not small
 
-    def sizes(self, seats: tuple[SeatSpec, ...], groups: tuple[ChunkRun, ...], rows: int) -> TableSizes:
-        """Of the tables of a round."""
+    def sizes(self, seats: int, groups: tuple[ChunkRun, ...], rows: int, rows_of_seat: int) -> TableSizes:
+        """Of the tables of a round of so many rows, and so many of a seat at most."""
         return TableSizes(
-            seats=len(seats),
+            seats=seats,
             rows=padded_rows(rows),
+            rows_per_seat=min(MAX_OWN_ROWS, max(MIN_ROWS, 1 << (rows_of_seat - 1).bit_length())),  # few sizes occur
             blocks=self.most_blocks,
             append_blocks=1 + -(-MAX_OWN_ROWS // self.store.layout.chunk_tokens),
             groups=len(groups),

@@ -27,6 +27,7 @@ from specstream.chunk_views import offload_copies
 from specstream.device_copy import Transfer, latest_node
 from specstream.graph import PartitionedModel
 from specstream.kv import DeviceStore, SequenceKV
+from specstream.load_kernels import ROWS_OF_A_PROMPT, load_kernels, seat_counts
 from specstream.plan import Lane, Plan, StepOp
 from specstream.prompt_attention import PromptAttention
 from specstream.round_graph import Task, TaskKind
@@ -87,6 +88,11 @@ class CudaExecutor:
         self._current, self._called = CurrentStream(device), new_event()
         for stream in self._streams.values():  # weights may still be on their way
             stream.wait_stream(self._current.stream)
+
+    def load_kernels(self, most_seats: int, rows_of_seat: int) -> None:
+        """Those of rounds in which one to so many requests verify so many rows each, and those of prompts."""
+        sizes = {(seats, rows_of_seat) for seats in seat_counts(most_seats)} | {(1, n) for n in ROWS_OF_A_PROMPT}
+        load_kernels(self.model, self._choice, sorted(sizes))
 
     def run(self, plan: Plan, spec: RoundSpec, batch: RoundBatch) -> None:
         """Runs one round: `plan`, made for `spec.canonical()`, on the chunks of `spec`.

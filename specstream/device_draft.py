@@ -41,6 +41,7 @@ class DeviceDraft:
         sizes = TableSizes(
             seats=seats,
             rows=padded_rows(seats * ROWS),
+            rows_per_seat=ROWS,
             blocks=blocks.blocks,
             append_blocks=ROWS,
             groups=0,
@@ -48,7 +49,7 @@ class DeviceDraft:
             chunks_per_group=1,
         )
         own = drafter.model.spec.attentions[0]
-        tilings = Tilings.of(sizes, drafter.store.layout, own.num_heads, ROWS)
+        tilings = Tilings.of(sizes, drafter.store.layout, own.num_heads)
         with torch.inference_mode(False):
             reads = RoundTables(sizes, tilings, device)
             reads.part_count.fill_(tilings.local_parts)
@@ -98,11 +99,13 @@ class DeviceDraft:
 
     def step(self, kind: Kind, drawn_from: Tensor | None) -> None:
         """Launches the next step; `drawn_from`, float64 [seats, K, vocab], is written for "standard"."""
-        if not self._computed:
-            return
-        if kind not in self._steps:
-            self._steps[kind] = Recurring(partial(self._propose, kind, drawn_from), self.tables.device)
-        self._steps[kind]()
+        if self._computed:
+            self._recurring(kind, drawn_from)()
+
+    def load_kernels(self, kind: Kind) -> None:
+        """Captures the steps of a kind that draws from no distribution, on seats that are not in the round."""
+        for _ in range(2):
+            self._recurring(kind, None)()
 
     def candidates(
         self, row: RequestRows, accepted: int, produced: list[int], drawn_from: list[Tensor]
@@ -128,6 +131,11 @@ class DeviceDraft:
         """Begins the next step: writes what the drafter reads of it."""
         slots, vocab = self._given.device["slots"], self.drafter.model.spec.vocab_size
         place_rows(self._step, self._verified, self.tables.proposed, slots, self._window, vocab, self._rows)
+
+    def _recurring(self, kind: Kind, drawn_from: Tensor | None) -> Recurring[None]:
+        if kind not in self._steps:
+            self._steps[kind] = Recurring(partial(self._propose, kind, drawn_from), self.tables.device)
+        return self._steps[kind]
 
     def _propose(self, kind: Kind, drawn_from: Tensor | None) -> None:
         tables, (used, method) = self.tables, kind

@@ -12,8 +12,10 @@ from specstream.cuda_draft import CudaDrafter
 from specstream.device_accept import SeatTables, accept_on_device
 from specstream.device_draft import DeviceDraft, Kind, leading
 from specstream.kernel_settings import KernelSettings
+from specstream.load_kernels import ROWS_OF_A_PROMPT, load_kernels, seat_counts
 from specstream.scheduler import RequestRows
 from specstream.speculate import Candidates, Speculation
+from specstream.streams import own_stream
 from specstream.token_scores import Kept
 
 
@@ -30,6 +32,10 @@ class Outcome:
     candidates: Candidates | None
     """For the next round; None if the device has not drafted after what was produced."""
     draft_failed: bool
+
+
+GREEDY: Kind = (frozenset(), "coupled")
+"""Rounds in which nobody samples: then all rules are one."""
 
 
 class DrawnFrom:
@@ -73,12 +79,32 @@ class DeviceRounds:
         self._rows: list[RequestRows] = []
         self._drafted: list[RequestRows] = []
         self._size = 0
-        self._kind: Kind = (frozenset(), "coupled")
+        self._kind: Kind = GREEDY
         self._draft_kind: Kind = self._kind
         self._draft: DeviceDraft | None = None
         """What the round's draft steps are done by, if they are the device's."""
         self._logits: tuple[Tensor, ...] = ()
         """Of each request that verifies, [rows, vocab]."""
+
+    @torch.no_grad()
+    def load_kernels(self, dtype: torch.dtype) -> None:
+        """Compiles and loads what greedy rounds launch, and captures their draft steps, on seats without requests.
+
+        `dtype` is that of logits.
+        """
+        if self.drafter is not None:
+            load_kernels(self.drafter.model, self.drafter.choice, [(1, rows) for rows in ROWS_OF_A_PROMPT])
+        synthetic = self.speculation.synthetic is not None
+        with own_stream(self.device):
+            for seats in seat_counts(self.max_seats):
+                self._size = seats
+                tables = self._verifying
+                tables.fill([], [], self.speculation)
+                rows = seats * (self.depth + 1)
+                logits = torch.zeros(rows, self.vocab_size, dtype=dtype, device=self.device)
+                accept_on_device(tables, logits, *GREEDY, synthetic, None)
+                if self.drafter is not None:
+                    self._draft_of(tables).load_kernels(GREEDY)
 
     def prepare(self, rows: list[RequestRows], drafted: list[RequestRows] | None = None) -> bool:
         """Tells the device about the requests that have logits in a round, all that is known before these are there.

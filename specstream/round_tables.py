@@ -22,6 +22,8 @@ class TableSizes:
     seats: int
     rows: int
     """Padded: rows beyond those of seats are computed and ignored."""
+    rows_per_seat: int
+    """The most rows of a seat, or more."""
     blocks: int
     """Device blocks that a seat may attend to."""
     append_blocks: int
@@ -51,12 +53,11 @@ class Tilings:
     """Over the keys of a group."""
 
     @classmethod
-    def of(cls, sizes: TableSizes, layout: ChunkLayout, num_heads: int, most_rows: int) -> Tilings:
-        """`most_rows`: that a seat may have."""
-
+    def of(cls, sizes: TableSizes, layout: ChunkLayout, num_heads: int) -> Tilings:
         def tiling(seats: int, chunks: int) -> Tiling:
-            kv_heads, keys = layout.num_kv_heads, chunks * layout.chunk_tokens
-            return choose_tiling(seats, kv_heads, num_heads // kv_heads, most_rows, keys, layout.head_dim, layout.dtype)
+            heads, keys = layout.num_kv_heads, chunks * layout.chunk_tokens
+            rows, dim = sizes.rows_per_seat, layout.head_dim
+            return choose_tiling(seats, heads, num_heads // heads, rows, keys, dim, layout.dtype)
 
         staged = tiling(1, sizes.chunks_per_group)
         splits = max(1, min(staged.splits, MOST_STAGED_PARTS // max(1, sizes.groups_per_seat)))

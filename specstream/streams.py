@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -33,6 +35,18 @@ class CurrentStream:
     def address(self) -> int:
         handle: int = torch._C._cuda_getCurrentRawStream(self._index)
         return handle
+
+
+@contextmanager
+def own_stream(device: torch.device) -> Iterator[None]:
+    """Work on a stream of its own, on which graphs can be captured, between what is before it and what is after it."""
+    if device.type != "cuda":
+        yield
+        return
+    torch.cuda.synchronize(device)
+    with torch.cuda.device(device), torch.cuda.stream(new_stream(device, high_priority=True)):
+        yield
+    torch.cuda.synchronize(device)
 
 
 def new_event(*, timed: bool = False) -> torch.cuda.Event:

@@ -81,8 +81,8 @@ def check_placed(
     specs = tuple(drafter.blocks.seat(seat, r.kv.length, r.count) for seat, r in rows_of.items())
     for row, token, position in fed:
         assert (int(rows.input_ids[0, row]), int(rows.position_ids[0, row])) == (token, position)
-    sizes = TableSizes(len(specs), 8, drafter.blocks.blocks, 2, 0, 0, 1)
-    tilings = Tilings.of(sizes, drafter.store.layout, 4, 2)
+    sizes = TableSizes(len(specs), 8, 2, drafter.blocks.blocks, 2, 0, 0, 1)
+    tilings = Tilings.of(sizes, drafter.store.layout, 4)
     want = RoundTables(sizes, tilings, tables.device)
     want.fill(specs, (), RoundBatch(FlatRows.of([]), rows_of, lambda _: None, lambda _: None), 8)
     want.upload()

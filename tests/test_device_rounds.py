@@ -102,6 +102,16 @@ def near() -> torch.nn.Module:
     return drafting
 
 
+def test_what_was_loaded_before_changes_nothing() -> None:
+    engine = engine_of(tiny(), near(), kernels=True)
+    rounds = engine._speculator.kernels
+    assert rounds is not None
+    rounds.load_kernels(torch.float32)
+    assert texts(engine, PROMPTS, max_new_tokens=9) == texts(
+        engine_of(tiny(), near(), kernels=True), PROMPTS, max_new_tokens=9
+    )
+
+
 PROMPTS = [list(prompt(9)), list(prompt(21, 1)), list(prompt(4, 2))]
 SAMPLED: dict[str, Any] = {"do_sample": True, "seed": 1, "temperature": 0.7, "top_k": 0}
 

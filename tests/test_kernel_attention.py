@@ -13,6 +13,7 @@ from specstream.attention import LayerAttention
 from specstream.attention_choice import KernelChoice
 from specstream.engine import Engine
 from specstream.kernels import tiling
+from specstream.load_kernels import load_kernels
 from tests.helpers import Request, cpu_executor, make_engine, model, prompt, reference, serve
 
 pytestmark = pytest.mark.interpreter
@@ -69,9 +70,9 @@ def test_rounds_with_fewer_candidates_are_of_the_same_sizes(monkeypatch: pytest.
     """At the end of a text there is room for few: nothing is to be compiled or captured for those rounds."""
     seen, counts, sizes = set(), set(), KernelChoice.sizes
 
-    def noted(choice: KernelChoice, seats: Any, groups: Any, rows: int) -> Any:
-        seen.add(sizes(choice, seats, groups, rows))
-        return sizes(choice, seats, groups, rows)
+    def noted(choice: KernelChoice, *given: Any) -> Any:
+        seen.add(sizes(choice, *given))
+        return sizes(choice, *given)
 
     monkeypatch.setattr(KernelChoice, "sizes", noted)
     engine, used = kernel_engine("qwen3", gpu_kv_budget="auto", chunk_tokens=16, num_speculative_tokens=6)
@@ -132,3 +133,15 @@ def test_the_drafter_of_a_device_proposes_what_the_cpus_does(
         text = {seat: [*tokens, 5, 11] if seat == 0 else [*tokens, 9] for seat, tokens in text.items()}
     device.free(0)
     assert len(device.store.free_blocks) == device.blocks.blocks
+
+
+def test_loading_kernels_leaves_the_store_as_it_is() -> None:
+    engine, _ = kernel_engine("qwen3", gpu_kv_budget="min", chunk_tokens=16, num_speculative_tokens=3)
+    with engine:
+        store, model_ = engine._executor.store, engine._planner.model
+        store.blocks.fill_(1.5)
+        choice = KernelChoice(store, model_.spec, store.num_blocks, LayerAttention(store))
+        load_kernels(model_, choice, [(1, 4), (3, 2)])
+        assert (store.blocks == 1.5).all()
+        assert not store.ring[0].isfinite().any()  # each launch has run: debug poisons what a group has left
+        assert not choice._made

@@ -44,7 +44,7 @@ for tokens in (256, 48):
         for dim in (80, 128):
             built = build(
                 _attend_kernel, KV_HEADS=8, GROUP=4, TOKENS=tokens, HEAD_DIM=dim, PADDED_DIM=128, BLOCK_ROWS=32,
-                BLOCK_KEYS=64, ROW_TILES=1, OWN=own, WIDEN=False,
+                BLOCK_KEYS=64, OWN=own, WIDEN=False,
             )
             print("buffers", built.asm["ttgir"].count("local_alloc : () -> !ttg.memdesc<2x64x128xbf16"))
 build(_merge_kernel, HEAD_DIM=80, PADDED_DIM=128, BLOCK_PARTS=64, PADDED_SEATS=8)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from triton.runtime.jit import JITFunction
 
 import specstream
 from specstream.cuda_executor import CudaExecutor
@@ -219,6 +220,26 @@ def test_who_joins_or_leaves_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) 
             for one in (request, *others):
                 assert one.tokens == expected[: len(one.tokens)]
                 assert one.leaves is not None or len(one.tokens) == 40
+
+
+@pytest.mark.parametrize("drafting", ["sequential", "cohorts"])
+def test_who_joins_or_leaves_has_no_kernel_compiled(drafting: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    models = [build("qwen3", torch.bfloat16, seed, eos_token_id=None, head_dim=64).to("cuda") for seed in (0, 1)]
+    options: dict[str, Any] = {"max_model_len": 512, "chunk_tokens": 16, "max_num_seqs": 5, "gpu_kv_budget": "512KiB"}
+    engine, _ = cuda_engine(models[0], models[1], compiled=True, drafting=drafting, **options)
+    compiled = []
+    compile_kernel = JITFunction._do_compile
+
+    def noted(kernel: Any, *given: Any, **named: Any) -> Any:
+        compiled.append(kernel.__name__)
+        return compile_kernel(kernel, *given, **named)
+
+    monkeypatch.setattr(JITFunction, "_do_compile", noted)
+    with engine:
+        lengths = [400, 30, 3, 100, 210, 5, 60]
+        serve(engine, [Request(prompt(n, n), 20 + n % 30, joins=4 * i) for i, n in enumerate(lengths)])
+        assert engine.metrics().streamed_bytes > 0
+    assert not compiled
 
 
 def test_an_interrupted_capture_leaves_the_engine_usable(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,1 @@
+../../specstream/load_kernels.py
