@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         InvalidPlan,
         OutOfBudget,
         SpecStreamError,
+        SpecStreamWarning,
         UnsupportedModel,
     )
     from specstream.options import Options
@@ -27,6 +28,7 @@ _HOMES = {
     "StepOutput": "outputs",
     "Options": "options",
     "SpecStreamError": "errors",
+    "SpecStreamWarning": "errors",
     "UnsupportedModel": "errors",
     "InvalidOption": "errors",
     "InvalidDistribution": "errors",
@@ -47,6 +49,7 @@ __all__ = [
     "OutOfBudget",
     "RequestOutput",
     "SpecStreamError",
+    "SpecStreamWarning",
     "StepOutput",
     "UnsupportedModel",
     "compile",

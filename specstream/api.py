@@ -36,8 +36,6 @@ Model = nn.Module | str | Path
 
 LEAST_MODEL_LEN = 3
 """Tokens: the probe runs a model in three segments."""
-SELF_WINDOW = 1024
-"""Latest tokens that a target sees when it drafts for itself, unless `draft_window` says otherwise."""
 DEVICES = ("cpu", "cuda")
 """Kinds of devices that there is an executor for."""
 
@@ -60,9 +58,11 @@ def compile(
         UnsupportedModel: a model that cannot be represented exactly.
         OutOfBudget: memory that does not suffice, with the figures.
     """
-    settings = Options.from_keywords(**options)
+    settings = Options.from_keywords(draft, **options)
     if draft is None:
         settings.check_without_draft()
+    if draft is None or settings.drafting == "off":
+        draft, settings = None, settings.without_draft
     _check_device(device)
     if isinstance(draft, str) and draft != SELF and draft.lower() in (SELF, "none"):
         raise InvalidOption("draft", draft, f'a model, its name or directory, "{SELF}" or None')
@@ -73,18 +73,16 @@ def compile(
                 raise InvalidOption(name, value, allowed, f"Convert it with {way_out} first.")
         if not isinstance(model, nn.Module | str | Path) and not (role == "draft" and model is None):
             raise InvalidOption(role, model, "an nn.Module, the name of a model, or a directory")
-    target_module, tokenizer, target_name = load_model(target, dtype, device)
+    target_module, tokenizer, target_name = _loaded("target", target, dtype, device)
     limit = settings.max_model_len if isinstance(settings.max_model_len, int) else None
     if limit is not None and limit < LEAST_MODEL_LEN:
         raise InvalidOption("max_model_len", limit, f"at least {LEAST_MODEL_LEN}, so that the capture can be proven")
     target_model = captured_model("target", target_module, target_name, limit, settings)
     draft_model = None
-    if draft == SELF and settings.drafting != "off":
+    if draft == SELF:
         draft_model = target_model
-        if settings.draft_window is None:
-            settings = replace(settings, draft_window=SELF_WINDOW)
-    elif draft is not None and settings.drafting != "off":
-        draft_module, draft_tokenizer, draft_name = load_model(draft, dtype, device)
+    elif draft is not None:
+        draft_module, draft_tokenizer, draft_name = _loaded("draft", draft, dtype, device)
         check_tokenizers(tokenizer, draft_tokenizer)
         longest = resolve_max_model_len(settings, target_model.spec)
         with inherited_rope(draft_module, target_module, longest):
@@ -99,6 +97,14 @@ def compile(
     engine = build_engine(settings, target_model, draft_model, tokenizer, defaults)
     engine.target = weakref.ref(target_module) if isinstance(target, nn.Module) else None
     return engine
+
+
+def _loaded(role: str, model: Model, dtype: Any, device: Any) -> tuple[nn.Module, Any, str]:
+    """As `load_model`; refusals say which of the two models is meant."""
+    try:
+        return load_model(model, dtype, device)
+    except InvalidOption as error:
+        raise error.renamed({"model": role}) from error
 
 
 def _check_device(device: Any) -> None:

@@ -120,6 +120,8 @@ def measure(given: argparse.Namespace, progress: Progress, models: BenchModels) 
             "draft": draft.figures() if draft else None,
             "synthetic": engine.options.rejection_sample_method == "synthetic",
             "setup_seconds": setup_seconds,
+            "num_speculative_tokens": engine.options.most_candidates if draft else 0,
+            "drafting": engine.options.drafting,
             **memory_figures(engine),
             "link_bytes_per_second": link,
             "prefill_seconds": None if given.skip_prefill else engine.metrics().prefill_seconds,
@@ -211,6 +213,7 @@ def table_rows(figures: dict[str, Any]) -> dict[str, str]:
     rows = {
         "decoding": f"{figures['tokens_per_second']:.2f} tokens/s ({figures['decode_tokens']} tokens in "
         f"{figures['decode_rounds']} rounds)",
+        "drafting": f"{figures['drafting']}, {figures['num_speculative_tokens']} candidates a round at most",
         "a token": milliseconds(figures["token_ms"]),
         "a round": milliseconds(figures["round_ms"]),
         "mean acceptance length": f"{figures['mean_acceptance_length']:.2f}"

@@ -72,7 +72,7 @@ def named_as_typed() -> Iterator[None]:
     try:
         yield
     except InvalidOption as error:
-        raise InvalidOption(FLAGS.get(error.name, error.name), error.given, error.allowed, error.way_out) from error
+        raise error.renamed(FLAGS) from error
 
 
 def bench_model(name: str, max_model_len: int, dtype: torch.dtype, device: torch.device, seed: int = 0) -> BenchModel:
@@ -142,7 +142,7 @@ def memory_options(
         if resident:
             raise UsageError("--resident and --gpu-kv-budget both say what stays on the device; give one of them")
         return options
-    settings, device = Options(**options), next(target.module.parameters()).device
+    settings, device = Options.from_keywords(draft and draft.name, **options), next(target.module.parameters()).device
     spec, free = _kv_spec(target), None if device.type == "cpu" else UNLIMITED
     plan = plan_memory(settings, spec, weights=0, free_host=UNLIMITED, free_device=free)
     slots = plan.staging_slots

@@ -11,12 +11,14 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, fields
 from itertools import pairwise
 from typing import Any
 
-from specstream.errors import InvalidOption, OutOfBudget, SpecStreamError
+from specstream.errors import InvalidOption, OutOfBudget, SpecStreamError, SpecStreamWarning
 from specstream.options import Options
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
@@ -42,7 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     given = make_parser().parse_args(arguments)
     try:
-        return int(given.run(given))
+        with plain_warnings():
+            return int(given.run(given))
     except KeyboardInterrupt:
         print("\nspecstream: interrupted", file=sys.stderr)
         return INTERRUPTED
@@ -54,6 +57,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         print(f"specstream: error: {as_flags(one_line(error), given)}", file=sys.stderr)
         return USAGE if _is_usage(error, given) else FAILURE
+
+
+@contextmanager
+def plain_warnings() -> Iterator[None]:
+    """Shows this package's warnings in a line: nobody who runs a command has a line of Python to look at."""
+    with warnings.catch_warnings():
+        show = warnings.showwarning
+
+        def in_a_line(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+            if issubclass(category, SpecStreamWarning):
+                print(f"specstream: warning: {message}", file=sys.stderr)
+            else:
+                show(message, category, *place, **more)
+
+        warnings.showwarning = in_a_line
+        yield
 
 
 def _is_usage(error: Exception, given: argparse.Namespace) -> bool:
@@ -94,7 +113,7 @@ def chosen_options(given: argparse.Namespace) -> dict[str, Any]:
     chosen = {f.name: getattr(given, f.name) for f in fields(Options) if hasattr(given, f.name)}
     if not given.debug:
         chosen.pop("debug", None)
-    Options.from_keywords(**chosen)
+    Options.from_keywords(getattr(given, "draft", None), **chosen)
     return chosen
 
 

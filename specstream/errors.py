@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 MOST_CHARACTERS = 160
@@ -19,6 +20,10 @@ def add_note(error: BaseException, note: str) -> None:
 
 class SpecStreamError(Exception):
     """Base of every error SpecStream raises on purpose."""
+
+
+class SpecStreamWarning(UserWarning):
+    """What a user should know of a model pair or a request; no text is affected."""
 
 
 class UnsupportedModel(SpecStreamError):
@@ -42,6 +47,13 @@ class InvalidOption(SpecStreamError, ValueError):
         self.name, self.given, self.allowed, self.way_out = name, given, allowed, way_out
         tail = f" {way_out}" if way_out else ""
         super().__init__(f"{name}: got {shortened(repr(given))}; allowed: {allowed}.{tail}")
+
+    def renamed(self, names: Mapping[str, str]) -> InvalidOption:
+        """The same with other names for options, also where it says what is allowed beside which."""
+        allowed = self.allowed
+        for name, other in names.items():
+            allowed = allowed.replace(f"{name}=", f"{other}=")
+        return InvalidOption(names.get(self.name, self.name), self.given, allowed, self.way_out)
 
 
 def shortened(text: str) -> str:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from dataclasses import fields
 from typing import NoReturn
 
 from specstream.errors import InvalidOption
+from specstream.options import Options
 
 _OF_VLLM = {
     "max_tokens": "max_new_tokens",
@@ -26,6 +28,8 @@ _WAYS_OUT = {
     "streamer": "Read the pieces, or pass it to generate.",
     "tokenizer": "Set engine.tokenizer.",
 }
+_OF_COMPILE = "It is an option of specstream.compile, for all calls of an engine."
+_WAYS_OUT |= {field.name: _OF_COMPILE for field in fields(Options)}
 _IN_SUBMIT = {
     "max_length": "Give max_new_tokens.",
     "n": "Submit the prompt as often as it is asked for.",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 from specstream.errors import InvalidOption
@@ -17,6 +17,9 @@ _WORDS = {
 SELF = "self"
 """In the place of a draft: the target drafts for itself. A folder of that name is "./self"."""
 
+SELF_WINDOW = 1024
+"""Latest tokens that a target sees when it drafts for itself, unless `draft_window` says otherwise."""
+
 MOST_AUTO_CANDIDATES = 16
 """Of a round, if their number is left to be chosen."""
 
@@ -28,8 +31,8 @@ _UNITS |= {f"{p}iB": 1024**i for i, p in enumerate("KMGT", start=1)}
 _UNITS |= {f"{p}B": 1000**i for i, p in enumerate("KMGT", start=1)}
 
 
-def parse_size(name: str, size: Size) -> int:
-    """Bytes of a size.
+def parse_size(name: str, size: Size, words: str = "") -> int:
+    """Bytes of a size; `words` are what else is allowed.
 
     Raises:
         InvalidOption: not a positive number of bytes.
@@ -39,7 +42,7 @@ def parse_size(name: str, size: Size) -> int:
         if match and match[2] in _UNITS:
             size = int(float(match[1]) * _UNITS[match[2]])
     if isinstance(size, bool) or not isinstance(size, int) or size <= 0:
-        raise InvalidOption(name, size, 'a positive number of bytes or text such as "4GiB"')
+        raise InvalidOption(name, size, f'a positive number of bytes or text such as "4GiB"{words}')
     return size
 
 
@@ -138,9 +141,9 @@ class Options:
             raise InvalidOption("drafting", "cohorts", '"auto", "sequential" or "off" with max_num_seqs=1')
         self._check_synthetic()
         if self.gpu_kv_budget not in ("auto", "min"):
-            parse_size("gpu_kv_budget", self.gpu_kv_budget)
+            parse_size("gpu_kv_budget", self.gpu_kv_budget, ', or "auto" or "min"')
         if self.host_kv_budget != "auto":
-            parse_size("host_kv_budget", self.host_kv_budget)
+            parse_size("host_kv_budget", self.host_kv_budget, ', or "auto"')
         if not isinstance(self.debug, bool):
             raise InvalidOption("debug", self.debug, "True or False")
 
@@ -149,6 +152,18 @@ class Options:
         """Of a round, at most; as long as it is "auto", what that can come to."""
         given = self.num_speculative_tokens
         return given if isinstance(given, int) else MOST_AUTO_CANDIDATES
+
+    @property
+    def without_draft(self) -> Options:
+        """The same where nothing drafts: nothing is accepted either, so that every token is the target's."""
+        method = self.rejection_sample_method if self.rejection_sample_method != "synthetic" else "standard"
+        return replace(
+            self,
+            drafting="off",
+            rejection_sample_method=method,
+            synthetic_acceptance_rate=None,
+            synthetic_acceptance_length=None,
+        )
 
     def check_without_draft(self) -> None:
         """Refuses what would have no effect with draft=None."""
@@ -162,7 +177,7 @@ class Options:
             if getattr(self, name) not in values:
                 words = " or ".join(f'"{value}"' if value else "None" for value in values)
                 allowed = f"{words} with draft=None"
-                raise InvalidOption(name, getattr(self, name), allowed, f"Give a draft, or leave {name} out.")
+                raise InvalidOption(name, getattr(self, name), allowed, "Give a draft, or leave it out.")
 
     def _check_synthetic(self) -> None:
         if self.num_speculative_tokens == "auto" and self.synthetic_acceptance_length is not None:
@@ -184,10 +199,12 @@ class Options:
             raise InvalidOption("rejection_sample_method", found, allowed)
 
     @classmethod
-    def from_keywords(cls, **keywords: object) -> Options:
-        """Options from keyword arguments, with an unknown name refused by name."""
+    def from_keywords(cls, draft: object = None, /, **keywords: object) -> Options:
+        """Options from keyword arguments, for this draft, with an unknown name refused by name."""
         known = [f.name for f in fields(cls)]
         for name in keywords:
             if name not in known:
                 raise InvalidOption(name, keywords[name], f"no such option; the options are {', '.join(known)}")
+        if isinstance(draft, str) and draft == SELF and keywords.get("draft_window") is None:
+            keywords["draft_window"] = SELF_WINDOW
         return cls(**keywords)  # type: ignore[arg-type]

@@ -152,7 +152,8 @@ class Speculator:
             sequence.judged_rounds += 1
             sequence.judged_accepted += row.accepted
         if sequence.useless_rounds >= MOST_USELESS_ROUNDS:
-            self._turn_off(sequence, f"the draft was of no use in {MOST_USELESS_ROUNDS} rounds in a row")
+            failed = " (its scores are no distribution: NaN, for example)" if row.draft_failed else ""
+            self._turn_off(sequence, f"the draft was of no use in {MOST_USELESS_ROUNDS} rounds in a row{failed}")
         elif sequence.judged_rounds >= JUDGED_ROUNDS:
             tokens = 1 + sequence.judged_accepted / sequence.judged_rounds
             sequence.judged_rounds = sequence.judged_accepted = 0

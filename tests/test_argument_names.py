@@ -49,6 +49,11 @@ GENERATE: list[tuple[Arguments, str]] = [
     ({"engine": 3}, f"engine: got 3; {OF_GENERATE} Leave it out."),
     ({"model": 3}, f"model: got 3; {OF_GENERATE} Leave it out."),
     ({"caller": 3}, f"caller: got 3; {OF_GENERATE} Leave it out."),
+    (
+        {"num_speculative_tokens": 3},
+        f"num_speculative_tokens: got 3; {OF_GENERATE} It is an option of specstream.compile, for all calls of an "
+        "engine.",
+    ),
     ({"inbox": []}, f"inbox: got []; {OF_GENERATE} Leave it out."),
     ({"synced_gpus": True}, f"synced_gpus: got True; {OF_GENERATE} Leave it out: the engine runs on one device."),
     (
@@ -95,6 +100,11 @@ STREAM: list[tuple[Arguments, str]] = [
 OF_SUBMIT = "allowed: an argument of specstream's submit."
 SUBMIT: list[tuple[Arguments, str]] = [
     ({"request_id": 7}, f"request_id: got 7; {OF_SUBMIT} Leave it out."),
+    (
+        {"num_speculative_tokens": 3},
+        f"num_speculative_tokens: got 3; {OF_SUBMIT} It is an option of specstream.compile, for all calls of an "
+        "engine.",
+    ),
     ({"inbox": []}, f"inbox: got []; {OF_SUBMIT} Leave it out."),
     ({"tokenizer": 3}, f"tokenizer: got 3; {OF_SUBMIT} Set engine.tokenizer."),
     ({"max_tokens": 3}, f"max_tokens: got 3; {OF_SUBMIT} It is called max_new_tokens here."),

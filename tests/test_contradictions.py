@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 import specstream
 from specstream.errors import InvalidOption
-from specstream.options import Options
+from specstream.options import SELF_WINDOW, Options
 from tests.helpers import best, model, prompt
 
 Arguments = dict[str, Any]
@@ -17,21 +18,20 @@ Arguments = dict[str, Any]
 WITHOUT_DRAFT: list[tuple[Arguments, str]] = [
     (
         {"draft_window": 8},
-        "draft_window: got 8; allowed: None with draft=None. Give a draft, or leave draft_window out.",
+        "draft_window: got 8; allowed: None with draft=None. Give a draft, or leave it out.",
     ),
     (
         {"draft_sample_method": "greedy"},
-        "draft_sample_method: got 'greedy'; allowed: \"probabilistic\" with draft=None. "
-        "Give a draft, or leave draft_sample_method out.",
+        "draft_sample_method: got 'greedy'; allowed: \"probabilistic\" with draft=None. Give a draft, or leave it out.",
     ),
     (
         {"drafting": "sequential"},
-        'drafting: got \'sequential\'; allowed: "auto" or "off" with draft=None. Give a draft, or leave drafting out.',
+        'drafting: got \'sequential\'; allowed: "auto" or "off" with draft=None. Give a draft, or leave it out.',
     ),
     (
         {"rejection_sample_method": "synthetic", "synthetic_acceptance_rate": 0.5},
         'rejection_sample_method: got \'synthetic\'; allowed: "standard" or "coupled" with draft=None. '
-        "Give a draft, or leave rejection_sample_method out.",
+        "Give a draft, or leave it out.",
     ),
 ]
 CONTRADICTIONS: list[tuple[Arguments, str]] = [
@@ -69,6 +69,31 @@ def test_with_a_draft_they_are_right(options: Arguments) -> None:
     if "drafting" not in options:
         with specstream.compile(model("qwen3"), model("qwen3"), drafting="off", **options) as engine:
             assert engine._speculator.drafter is None
+
+
+def test_off_makes_nothing_up() -> None:
+    """Nothing is accepted then, so that no token is other than the target's, and nothing is to be warned of."""
+    options: Arguments = {"rejection_sample_method": "synthetic", "synthetic_acceptance_rate": 0.5, "drafting": "off"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        engine = specstream.compile(model("qwen3"), model("qwen3", seed=1), max_model_len=64, **options)
+    with engine:
+        out: Any = engine.generate([list(prompt(9))], max_new_tokens=3, return_dict_in_generate=True)
+    assert out.requests[0].token_ids == best(prompt(9), 3)
+    assert not out.requests[0].synthetic
+    assert engine.options.drafting == "off"
+
+
+def test_a_target_that_drafts_for_itself_has_a_window() -> None:
+    with specstream.compile(model("qwen3"), "self", max_model_len=64, draft_sink=8) as engine:
+        assert (engine.options.draft_window, engine.options.draft_sink) == (SELF_WINDOW, 8)
+
+
+@pytest.mark.parametrize(("role", "models"), [("target", ("", None)), ("draft", (None, ""))])
+def test_a_name_that_is_none_is_that_of_one_of_two_models(role: str, models: tuple[str | None, ...]) -> None:
+    target, draft = (model("qwen3") if name is None else name for name in models)
+    with pytest.raises(InvalidOption, match=rf"^{role}: got ''; allowed: a directory"):
+        specstream.compile(target, draft)
 
 
 def test_without_a_draft_the_most_candidates_and_coupled_sampling_may_stay() -> None:

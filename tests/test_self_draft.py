@@ -12,11 +12,11 @@ from transformers import AutoTokenizer
 
 import specstream
 from specstream import cli, cli_generate
-from specstream.api import SELF_WINDOW
 from specstream.engine import Engine
 from specstream.errors import InvalidOption
 from specstream.models import tiny
 from specstream.models.load import load_model
+from specstream.options import SELF_WINDOW
 from tests.helpers import model, prompt, reference
 
 OPTIONS: dict[str, Any] = {"chunk_tokens": 4, "max_model_len": 96, "gpu_kv_budget": "min"}
