@@ -96,6 +96,22 @@ ROWS = {
         for name, (batch, context) in COHORTS.items()
     },
     **{
+        f"ring-{name}": Row(f"long_ring.py --draft {draft}", "over_short_ring", at_most=0.35)
+        for name, draft in (("second", "qwen3-0.6b"), ("self", "self"))
+    },
+    **{
+        f"grid-{figure}-{context}K": Row(
+            f"grid.py --context {context * K}" + (" --batch 1 2 4" if context == 128 else ""), field, **bar
+        )
+        for context in (8, 16, 32, 64, 128)
+        for figure, field, bar in (
+            ("predicted", "worst_prediction", {"at_most": 0.05}),
+            ("tokens", "least_over_sequential", {"at_least": 0.99}),
+        )
+    },
+    "useless": Row("useless_draft.py", "over_off", at_least=0.97),
+    "useless-rounds": Row("useless_draft.py", "rounds_until_off", at_most=16),
+    **{
         f"cohorts-link-{name}": Row(
             f"{GENERATE} {DRAFTED} --drafting cohorts --batch {batch} --context {context} --new-tokens 256 "
             "--skip-prefill",

@@ -14,6 +14,7 @@ from torch import nn
 
 from specstream.bench_resident import ResidentModel
 from specstream.bench_setup import BenchModel
+from specstream.speculator import MOST_USELESS_ROUNDS
 from tests.helpers import captured, model, prompt, script
 
 
@@ -53,6 +54,35 @@ def test_the_scripts_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         "cohorts", "--target", "tiny", "--draft", "self", "--context", "512", "--rounds", "2", **places
     )
     assert cohorts["exposed"] == pytest.approx(max(0, 1 - 1 / cohorts["on_over_off"]))
+    few = "--target", "tiny", "--rounds", "2"
+    ring = figures_of("long_ring", *few, "--draft", "self", "--context", "512", "--depth", "2", **places)
+    (rings,) = ring["depths"].values()
+    assert ring["over_short_ring"] == pytest.approx(rings["long"]["exposed_ms"] / rings["short"]["exposed_ms"])
+    grid = figures_of(
+        "grid",
+        *tiny[:2],
+        "--draft",
+        "self",
+        "--context",
+        "1024",
+        "--rounds",
+        "2",
+        "--batch",
+        "1",
+        "64",
+        "--depth",
+        "2",
+        "--host-memory",
+        "20MiB",
+        **places,
+    )
+    assert list(grid["points"]) == ["1"], "64 requests do not fit"
+    (point,) = grid["points"].values()
+    assert point["sequential"][0]["depth"] == 2
+    assert grid["least_over_sequential"] == grid["mean_over_sequential"] == point["over_sequential"]
+    useless = figures_of("useless_draft", *few, "--draft", "smollm2-135m", "--context", "1024", **places)
+    assert useless["rounds_until_off"] >= MOST_USELESS_ROUNDS
+    assert useless["over_off"] > 0
     offloaded = figures_of("offloaded_baseline", *tiny, "--new-tokens", "8", "--cache", "dynamic", **places)
     assert offloaded["times_faster"] == pytest.approx(offloaded["transformers_token_ms"] / offloaded["token_ms"])
 
