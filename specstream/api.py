@@ -161,8 +161,7 @@ def build_engine(
     profile = device_profile(device)
     work = NO_DRAFT if draft is None else DraftWork(draft.read_bytes, draft.spec.num_layers)
 
-    def planned(depth: int) -> tuple[MemoryPlan, Planner]:
-        settings = replace(options, num_speculative_tokens=depth)
+    def planned(settings: Options) -> tuple[MemoryPlan, Planner]:
         memory = plan_memory(
             settings,
             target.spec,
@@ -172,12 +171,13 @@ def build_engine(
             free_device=_free_on(device) if on_cuda else None,
             idle_bytes=idle_bytes(settings, profile, work),
         )
-        return memory, Planner(target, profile, work, depth + 1)
+        return memory, Planner(target, profile, work, settings.most_candidates + 1)
 
     if options.num_speculative_tokens == "auto":
-        depth = choose_depth(planned, options.max_num_seqs) if draft else 1
-        options = replace(options, num_speculative_tokens=depth)
-    memory, planner = planned(options.most_candidates)
+        options = replace(options, num_speculative_tokens=choose_depth(options, planned) if draft else 1)
+    if options.drafting == "auto" and draft is not None:
+        options = replace(options, drafting=choose_drafting(options, planned))
+    memory, planner = planned(options)
     store = DeviceStore(
         memory.layout,
         memory.num_blocks,
@@ -194,9 +194,6 @@ def build_engine(
     drafter = drafter_kind(draft, window, target.spec.vocab_size, options.max_num_seqs) if draft else None
     speculator = _speculator(options, target.spec, drafter)
     executor = _executor(target, store, memory, options)
-    if options.drafting == "auto" and draft is not None:
-        drafting = choose_drafting(memory, planner, options.max_num_seqs, options.most_candidates)
-        options = replace(options, drafting=drafting)
     return Engine(options, memory, planner, executor, host, speculator, tokenizer, generation_config)
 
 

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
 
 from specstream.errors import OutOfBudget
-from specstream.memory import MemoryPlan
-from specstream.options import MOST_AUTO_CANDIDATES
-from specstream.planner import Planner
-from specstream.policy import longest_round
+from specstream.options import MOST_AUTO_CANDIDATES, Options
+from specstream.policy import Planned, longest_round
 from specstream.steady import steady_round
 
 DEPTHS = (1, 2, 3, 4, 6, 8, 12, MOST_AUTO_CANDIDATES)
 ASSUMED_ACCEPTANCE = 0.8
 """The chance that a candidate is right if those before it are, as long as nothing is known of the texts."""
 
-Planned = Callable[[int], tuple[MemoryPlan, Planner]]
-"""The memory plan and the planner for so many candidates."""
 
-
-def choose_depth(planned: Planned, requests: int) -> int:
+def choose_depth(options: Options, planned: Planned) -> int:
     """The number of candidates with which the longest requests are predicted to get the most tokens a second.
 
     Where histories stream, and the ring holds what the link brings while the draft proposes, more candidates cost a
@@ -31,12 +26,12 @@ def choose_depth(planned: Planned, requests: int) -> int:
     rates: dict[int, float] = {}
     for depth in DEPTHS:
         try:
-            memory, planner = planned(depth)
+            memory, planner = planned(replace(options, num_speculative_tokens=depth))
         except OutOfBudget:
             if not rates:
                 raise
             break
-        period = steady_round(planner.exact(longest_round(memory, requests, depth))).period_us
+        period = steady_round(planner.exact(longest_round(memory, options.max_num_seqs, depth))).period_us
         rates[depth] = expected_tokens(ASSUMED_ACCEPTANCE, depth) / period
     return max(rates, key=rates.__getitem__)
 

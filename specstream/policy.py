@@ -2,36 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal
 
 from specstream.memory import MemoryPlan
+from specstream.options import Options
 from specstream.planner import Planner
 from specstream.round_spec import RoundSpec
 from specstream.steady import steady_round
 
 Policy = Literal["sequential", "cohorts"]
+Planned = Callable[[Options], tuple[MemoryPlan, Planner]]
+"""The memory plan and the planner for options whose policy and number of candidates are settled."""
 
 LEAST_GAIN = 1.02
 """By what factor cohorts must be predicted to be faster: each pass serves half as many requests."""
 
 
-def choose_drafting(memory: MemoryPlan, planner: Planner, requests: int, depth: int) -> Policy:
+def choose_drafting(options: Options, planned: Planned) -> Policy:
     """The policy with which as many requests of `max_model_len` as there can be are predicted to be verified sooner.
 
-    Where the ring holds what the link brings while the draft proposes, drafting after acceptance costs nothing, and
-    cohorts gain nothing. They do where there is no room for such a ring. Nothing else is asked of a device that is the
-    host: there drafts do not run beside the target.
+    Each has the memory plan that is made for it. Drafting after acceptance costs nothing where the ring holds what the
+    link brings while the draft proposes; drafting beside the target needs no such ring, and what that leaves keeps
+    chunks of the history on the device. Nothing else than the former is asked of a device that is the host: there
+    drafts do not run beside the target.
     """
+    requests = options.max_num_seqs
+    memory, planner = planned(replace(options, drafting="sequential"))
     beside = planner.profile.device_memory_bytes is not None
-    together = longest_round(memory, requests, depth)
+    together = longest_round(memory, requests, options.most_candidates)
     if not beside or not planner.draft.layers or requests < 2 or not together.groups:
         return "sequential"
-    half = together.seats[: (requests + 1) // 2]
+    memory, planner = planned(replace(options, drafting="cohorts"))
+    seats = longest_round(memory, requests, options.most_candidates).seats
+    half = seats[: (requests + 1) // 2]
     others = tuple(replace(seat.on_host, seat=seat.seat + len(half)) for seat in half)
-    all_at_once = _period_us(planner, together)
-    by_turns = _period_us(planner, replace(together, seats=half, drafts_beside=True, next_runs=others).warm())
-    return "cohorts" if all_at_once > LEAST_GAIN * 2 * by_turns else "sequential"
+    turn = replace(memory.round_of(half, options.most_candidates), drafts_beside=True, next_runs=others).warm()
+    return "cohorts" if _period_us(planner, together) > LEAST_GAIN * 2 * _period_us(planner, turn) else "sequential"
 
 
 def longest_round(memory: MemoryPlan, requests: int, depth: int) -> RoundSpec:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -25,15 +24,15 @@ def chosen(free: int, least_that_fits: int = 0, **options: Any) -> int:
     defaults: dict[str, Any] = {"max_model_len": 32_768, "max_num_seqs": 1, "gpu_kv_budget": "2GiB"}
     given, qwen3 = Options(**defaults | options), qwen3_8b()
 
-    def planned(depth: int) -> tuple[MemoryPlan, Planner]:
+    def planned(settings: Options) -> tuple[MemoryPlan, Planner]:
+        depth = settings.most_candidates
         if least_that_fits and depth > least_that_fits:
             raise OutOfBudget("no")
-        settings = replace(given, num_speculative_tokens=depth)
         idle = idle_bytes(settings, H200, QWEN3_06B)
         memory = plan_memory(settings, qwen3.spec, weights=0, free_host=64 * GIB, free_device=free, idle_bytes=idle)
         return memory, Planner(qwen3, H200, QWEN3_06B, depth + 1)
 
-    return choose_depth(planned, given.max_num_seqs)
+    return choose_depth(given, planned)
 
 
 def test_candidates_are_many_where_drafting_is_hidden_and_few_where_it_is_not() -> None:

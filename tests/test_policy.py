@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from specstream.idle import idle_bytes
-from specstream.memory import plan_memory
+from specstream.memory import MemoryPlan, plan_memory
 from specstream.options import Options
 from specstream.planner import Planner
 from specstream.policy import choose_drafting
@@ -20,21 +20,34 @@ GIB = 1 << 30
 
 def chosen(profile: Any = H200, draft: Any = QWEN3_06B, free: int = 8 * GIB, **options: Any) -> str:
     defaults: dict[str, Any] = {"max_model_len": 8192, "max_num_seqs": 4, "gpu_kv_budget": "1GiB"}
-    given = Options(**defaults | options)
-    model, idle = qwen3_8b(), idle_bytes(given, profile, draft)
-    memory = plan_memory(given, model.spec, weights=0, free_host=64 * GIB, free_device=free, idle_bytes=idle)
-    planner = Planner(model, profile, draft, given.most_candidates + 1)
-    return choose_drafting(memory, planner, given.max_num_seqs, given.most_candidates)
+    model = qwen3_8b()
+
+    def planned(given: Options) -> tuple[MemoryPlan, Planner]:
+        idle = idle_bytes(given, profile, draft)
+        memory = plan_memory(given, model.spec, weights=0, free_host=64 * GIB, free_device=free, idle_bytes=idle)
+        return memory, Planner(model, profile, draft, given.most_candidates + 1)
+
+    return choose_drafting(Options(**defaults | options), planned)
 
 
-def test_drafts_come_after_acceptance_where_the_ring_holds_what_the_link_brings_meanwhile() -> None:
-    assert chosen() == "sequential"
-    assert chosen(num_speculative_tokens=8, gpu_kv_budget="2GiB", max_model_len=16_384) == "sequential"
-
-
-@pytest.mark.parametrize("options", [{"staging_slots": 2}, {"num_speculative_tokens": 8, "gpu_kv_budget": "500MiB"}])
-def test_requests_take_turns_where_there_is_no_room_for_that(options: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"staging_slots": 2},
+        {"num_speculative_tokens": 8, "gpu_kv_budget": "500MiB"},
+        {"num_speculative_tokens": 8, "gpu_kv_budget": "2GiB", "max_model_len": 16_384},
+    ],
+)
+def test_requests_take_turns_where_histories_stream(options: dict[str, Any]) -> None:
+    """A ring that hides drafting has no room for chunks that need not be streamed."""
     assert chosen(**options) == "cohorts"
+
+
+def test_drafts_come_after_acceptance_where_they_are_a_small_part_of_a_round() -> None:
+    options: dict[str, Any] = {"max_num_seqs": 8, "max_model_len": 16_384}
+    assert chosen(num_speculative_tokens=1, **options) == "sequential"
+    assert chosen(num_speculative_tokens=16, **options) == "cohorts"
 
 
 @pytest.mark.parametrize(
