@@ -21,6 +21,7 @@ from specstream.executor import CpuExecutor, Executor
 from specstream.graph import ModelSpec, PartitionedModel
 from specstream.idle import idle_bytes
 from specstream.kv import DeviceStore, HostStore
+from specstream.lookahead import Lookahead, branches_of
 from specstream.memory import MemoryPlan, plan_memory, resolve_batched_tokens, resolve_max_model_len
 from specstream.models.load import load_model
 from specstream.models.rope import inherited_rope, max_positions
@@ -167,7 +168,7 @@ def build_engine(
             target.spec,
             weights=target.weight_bytes,
             draft_weights=draft.weight_bytes if draft and draft is not target else 0,
-            draft_kv=options.max_num_seqs * drafter_kind.bytes_per_seat(draft, window) if draft else 0,
+            draft_kv=_draft_kv(settings, drafter_kind, draft, window) if draft else 0,
             free_device=_free_on(device) if on_cuda else None,
             idle_bytes=idle_bytes(settings, profile, work),
         )
@@ -191,10 +192,18 @@ def build_engine(
     host = HostStore(memory.layout, memory.host_budget, memory.extent_chunks, options.debug, pinned_for)
     if memory.streams:
         host.prepare()
-    drafter = drafter_kind(draft, window, target.spec.vocab_size, options.max_num_seqs) if draft else None
+    branches, vocab = branches_of(options), target.spec.vocab_size
+    drafter = drafter_kind(draft, window, vocab, options.max_num_seqs, branches) if draft else None
     speculator = _speculator(options, target.spec, drafter)
     executor = _executor(target, store, memory, options)
     return Engine(options, memory, planner, executor, host, speculator, tokenizer, generation_config)
+
+
+def _draft_kv(options: Options, kind: type[Drafter], draft: PartitionedModel, window: DraftWindow) -> int:
+    """Bytes of the drafter's KV."""
+    branches = branches_of(options)
+    of_branches = branches.count * kind.bytes_per_branch(draft, window, branches.tokens)
+    return options.max_num_seqs * kind.bytes_per_seat(draft, window) + of_branches
 
 
 def _free_on(device: torch.device) -> int:
@@ -217,20 +226,22 @@ def _executor(target: PartitionedModel, store: DeviceStore, memory: MemoryPlan, 
 
 
 def _speculator(options: Options, target: ModelSpec, drafter: Drafter | None) -> Speculator:
-    speculation = Speculation.of(options)
+    speculation, lookahead = Speculation.of(options), None
+    if options.drafting == "lookahead" and drafter is not None:
+        lookahead = Lookahead(drafter, options.max_num_seqs, options.most_candidates)
     if target.device.type == "cpu":
-        return Speculator(speculation, drafter)
+        return Speculator(speculation, drafter, None, lookahead)
     from specstream.cuda_draft import CudaDrafter
     from specstream.device_rounds import DeviceRounds
     from specstream.kernels.process import MAX_VOCAB
 
     if target.vocab_size > MAX_VOCAB:
-        return Speculator(speculation, drafter)
+        return Speculator(speculation, drafter, None, lookahead)
     assert drafter is None or isinstance(drafter, CudaDrafter)
     depth, seats = options.most_candidates, options.max_num_seqs
     kernels = DeviceRounds(speculation, drafter, depth, seats, target.vocab_size, target.device)
     kernels.load_kernels(target.dtype)
-    return Speculator(speculation, drafter, kernels)
+    return Speculator(speculation, drafter, kernels, lookahead)
 
 
 def _drafter_kind(device: torch.device) -> type[Drafter]:

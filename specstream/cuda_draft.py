@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 from specstream.attention import Attention, Rows
 from specstream.attention_choice import KernelChoice
 from specstream.batch import FlatRows, RoundBatch, SeatRows
-from specstream.draft import FEED_TOKENS, Drafter, DraftWindow
+from specstream.draft import FEED_TOKENS, NO_BRANCHES, Branches, Drafter, DraftWindow
 from specstream.graph import PartitionedModel
 from specstream.kernel_attention import KernelAttention
 from specstream.kv import ChunkLayout, DeviceStore, SequenceKV
@@ -45,6 +45,13 @@ class BlockWindow:
     def blocks(self) -> int:
         return self.sink_blocks + self.ring_blocks
 
+    def place(self, chunk: int) -> tuple[int, int | None]:
+        """Where a chunk goes, and in the place of which one, if there was any."""
+        if chunk < self.sink_blocks:
+            return chunk, None
+        at, before = self.sink_blocks + (chunk - self.sink_blocks) % self.ring_blocks, chunk - self.ring_blocks
+        return at, before if before >= self.sink_blocks else None
+
     def seat(self, seat: int, length: int, rows: int, since: int = 0) -> SeatSpec:
         """Where a request's KV is while `rows` more tokens are computed; blocks that are dropped count as streamed.
 
@@ -58,20 +65,55 @@ class BlockWindow:
 class CudaDrafter(Drafter):
     """Computes on the current stream; steps of few rows are captured the second time they occur."""
 
-    def __init__(self, model: PartitionedModel, window: DraftWindow, vocab_size: int, max_seats: int) -> None:
-        super().__init__(model, window, vocab_size, max_seats)
+    def __init__(
+        self,
+        model: PartitionedModel,
+        window: DraftWindow,
+        vocab_size: int,
+        max_seats: int,
+        branches: Branches = NO_BRANCHES,
+    ) -> None:
+        super().__init__(model, window, vocab_size, max_seats, branches)
         self.blocks = BlockWindow.of(window)
         layout = ChunkLayout.of(model.spec, BLOCK_TOKENS)
-        self.store = DeviceStore(layout, self.blocks.blocks * max_seats, 1, 1, model.spec.device)
+        num_blocks = self.blocks.blocks * max_seats + branches.count * _blocks_of_branch(branches.tokens)
+        self.store = DeviceStore(layout, num_blocks, 1, 1, model.spec.device)
         for_prompts = PromptAttention(self.store, num_heads=model.spec.attentions[0].num_heads)
         self.choice = KernelChoice(self.store, model.spec, self.blocks.blocks, for_prompts)
         self._places: dict[int, SequenceKV] = {}
+        self._forked: dict[int, dict[int, int]] = {}
+        """Of branches: the blocks that are their own, by place; the others are the request's."""
         self._steps: dict[TableSizes, Recurring[Tensor]] = {}
 
     @staticmethod
     def bytes_per_seat(model: PartitionedModel, window: DraftWindow) -> int:
         layout = ChunkLayout.of(model.spec, BLOCK_TOKENS)
         return BlockWindow.of(window).blocks * layout.chunk_bytes
+
+    @classmethod
+    def bytes_per_branch(cls, model: PartitionedModel, window: DraftWindow, tokens: int) -> int:
+        return _blocks_of_branch(tokens) * ChunkLayout.of(model.spec, BLOCK_TOKENS).chunk_bytes
+
+    def _copy_kv(self, seat: int, other: int) -> None:
+        """Shares the blocks but for those that the branch may write; copies what it may read of these before."""
+        place, length = self._place(seat), len(self._seats[other].cached)
+        first, most = length // BLOCK_TOKENS, -(-self.window.capacity // BLOCK_TOKENS)
+        blocks, own = list(place.blocks), {}
+        for chunk in range(first, min(most, first + _blocks_of_branch(self.branches.tokens))):
+            at, before = self.blocks.place(chunk)
+            (own[at],) = self.store.take(1)
+            begun = chunk == first and length % BLOCK_TOKENS
+            if begun or (before is not None and (before + 1) * BLOCK_TOKENS > length - self.blocks.window):
+                self.store.blocks[:, own[at]] = self.store.blocks[:, blocks[at]]
+            blocks[at] = own[at]
+        self._forked[other] = own
+        self._places[other] = replace(place, blocks=blocks)
+
+    def adopt(self, other: int, seat: int) -> None:
+        place, branch = self._places[seat], self._places.pop(other)
+        self.store.give_back([place.blocks[at] for at in self._forked.pop(other)])
+        self._places[seat] = branch
+        self._seats[seat] = self._seats.pop(other)
 
     @property
     def _sink_tokens(self) -> int:
@@ -83,9 +125,9 @@ class CudaDrafter(Drafter):
 
     def free(self, seat: int) -> None:
         super().free(seat)
-        place = self._places.pop(seat, None)
+        place, forked = self._places.pop(seat, None), self._forked.pop(seat, None)
         if place is not None:
-            self.store.give_back(place.blocks)
+            self.store.give_back(place.blocks if forked is None else list(forked.values()))
 
     def _feed(self, rows: dict[int, list[int]], *, logits: bool) -> dict[int, Tensor]:
         """Computes tokens after each request's cached ones; returns the logits after each one's last, if asked."""
@@ -165,6 +207,11 @@ class CudaDrafter(Drafter):
                 attention.local(index, values[site.query], site.spec, rows)
                 values[site.out] = attention.merge(values.pop(site.query), site.spec, rows)
         return values[self.model.output]
+
+
+def _blocks_of_branch(tokens: int) -> int:
+    """Blocks that so many tokens fall into, wherever they begin."""
+    return 1 + -(-tokens // BLOCK_TOKENS)
 
 
 def _ignore(_: object) -> None: ...

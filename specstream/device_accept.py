@@ -25,8 +25,8 @@ class SeatTables:
     A request's place in them is its seat, whoever else is there.
     """
 
-    def __init__(self, seats: int, depth: int, device: torch.device) -> None:
-        """`depth` is the most candidates of a seat, K."""
+    def __init__(self, seats: int, depth: int, device: torch.device, guesses: int = 0) -> None:
+        """`depth` is the most candidates of a seat, K; `guesses` how many of the draft's best tokens are noted."""
         self.seats, self.depth, self.device = seats, depth, device
         rows = seats * (depth + 1)
         self.given = Mirror(
@@ -54,6 +54,7 @@ class SeatTables:
                 "next_count": (torch.int32, (seats,)),
                 "next_candidates": (torch.int64, (seats, depth)),
                 "next_tops": (torch.float32, (seats, depth)),  # and of each draft step's
+                "guesses": (torch.int64, (seats, depth, guesses)),
             },
             device,
         )

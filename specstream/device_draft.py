@@ -120,7 +120,7 @@ class DeviceDraft:
         known = min(self._computed[seat], accepted)
         computed = (produced[known:], tokens[: count - 1]) if count else ([], [])
         self.drafter.go_on(seat, row.text_length + known, *computed)
-        return Candidates(tokens, drawn_from[:good]), good < count
+        return Candidates(tokens, drawn_from[:good], found["guesses"][seat, :good].tolist()), good < count
 
     def drop(self, row: RequestRows) -> None:
         """Forgets what was proposed for a request, once that is done."""
@@ -142,6 +142,9 @@ class DeviceDraft:
         self.place()
         logits = self.drafter.forward(self._attention, dict(self._inputs), {})
         scores, best_key = process(self.drafter.sized(logits[0, : tables.seats]), **tables.settings(used))
+        guesses = tables.found.device["guesses"]
+        if guesses.shape[2]:
+            guesses.index_copy_(1, self._step[:1], scores.topk(guesses.shape[2]).indices[:, None])
         best = Best(best_key, tables.found.device["next_tops"])
         propose(tables.proposed, scores, self._step[:1], method, self.draft_sample_method, drawn_from, best)
 

@@ -73,12 +73,15 @@ class DeviceRounds:
         self.drafter = drafter if drafter is not None and drafter.choice.has_kernels else None
         self._tables: dict[int, SeatTables] = {}
         self._others: dict[int, SeatTables] = {}
-        """Of requests that are drafted for while others verify."""
+        """Of requests that are drafted for while others verify, and of what these may come to."""
+        ahead = self.drafter is not None and self.drafter.branches.count > 0
+        self._drafted_depth, self._guesses = depth + ahead, speculation.guesses
+        self._most_others = max_seats + (self.drafter.branches.count if self.drafter is not None else 0)
         self._drafts: dict[SeatTables, DeviceDraft] = {}
         self._drawn_from: dict[SeatTables, DrawnFrom] = {}
         self._rows: list[RequestRows] = []
         self._drafted: list[RequestRows] = []
-        self._size = 0
+        self._size = self._others_size = 0
         self._kind: Kind = GREEDY
         self._draft_kind: Kind = self._kind
         self._draft: DeviceDraft | None = None
@@ -120,7 +123,7 @@ class DeviceRounds:
         settings = _all_settings([row for row in rows if row.sequence.kept == Kept()])
         if not rows or len(settings) < len(rows):
             return False
-        self._size = self._size_for([*rows, *(drafted or ())])
+        self._size = self._size_for(rows, self.max_seats)
         self._kind = self._draft_kind = self._kind_of(rows, settings)
         self._rows, self._drafted, self._draft = rows, [], None
         if self._kind[1] == "standard":
@@ -138,7 +141,8 @@ class DeviceRounds:
         """Tells the device about requests that do not verify, if the kernels do all that they want."""
         settings = _all_settings(drafted)
         if len(settings) == len(drafted):
-            tables = self._tables_for(self._others)
+            self._others_size = self._size_for(drafted, self._most_others)
+            tables = self._drafting
             tables.fill(drafted, settings, self.speculation)
             tables.tell_known(drafted)
             self._drafted, self._draft_kind = drafted, self._kind_of(drafted, settings)
@@ -166,15 +170,34 @@ class DeviceRounds:
         """Waits for what was launched; says what has become of each request that has verified."""
         self._verifying.found.download()
         if self._drafted:
-            self._tables_for(self._others).found.download()
-        if self.device.type == "cuda":
-            torch.cuda.current_stream(self.device).synchronize()
+            self._drafting.found.download()
+        self._synchronize()
         outcomes = [self._outcome(*each) for each in zip(self._rows, self._logits, strict=True)]
+        self._read_drafted()
+        self.forget()
+        return outcomes
+
+    def draft_now(self, drafted: list[RequestRows]) -> bool:
+        """Drafts for requests that do not verify, and waits; False, and nothing is done, if they want more."""
+        if self.drafter is None or not drafted or len(_all_settings(drafted)) < len(drafted):
+            return False
+        self._prepare_others(drafted)
+        for _ in range(self._drafted_depth):
+            self.draft()
+        self._drafting.found.download()
+        self._synchronize()
+        self._read_drafted()
+        self.forget()
+        return True
+
+    def _read_drafted(self) -> None:
         for row in self._drafted:
             assert self._draft is not None
             row.next_candidates, row.draft_failed = self._candidates(self._draft, row, 0, row.known)
-        self.forget()
-        return outcomes
+
+    def _synchronize(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
 
     def forget(self) -> None:
         """Drops what it knows of a round, which holds memory of the requests."""
@@ -208,11 +231,22 @@ class DeviceRounds:
 
     @property
     def _verifying(self) -> SeatTables:
-        return self._tables_for(self._tables)
+        """For as many seats as the round has."""
+        if self._size not in self._tables:
+            self._tables[self._size] = SeatTables(self._size, self.depth, self.device)
+        return self._tables[self._size]
 
-    def _size_for(self, rows: list[RequestRows]) -> int:
+    @property
+    def _drafting(self) -> SeatTables:
+        """For as many seats as are drafted for beside it."""
+        if self._others_size not in self._others:
+            made = SeatTables(self._others_size, self._drafted_depth, self.device, self._guesses)
+            self._others[self._others_size] = made
+        return self._others[self._others_size]
+
+    def _size_for(self, rows: list[RequestRows], most: int) -> int:
         highest = max(row.sequence.seat for row in rows)
-        return min(1 << highest.bit_length(), self.max_seats)
+        return min(1 << highest.bit_length(), most)
 
     def _kind_of(self, rows: list[RequestRows], settings: list[KernelSettings]) -> Kind:
         sampled = any(row.sequence.sampling.do_sample for row in rows)
@@ -226,14 +260,8 @@ class DeviceRounds:
     def _probabilities(self, tables: SeatTables) -> DrawnFrom:
         """Those of requests that verify and of others are apart: a draft step may write to every seat's."""
         if tables not in self._drawn_from:
-            self._drawn_from[tables] = DrawnFrom(tables.seats, self.depth, self.vocab_size, self.device)
+            self._drawn_from[tables] = DrawnFrom(tables.seats, tables.depth, self.vocab_size, self.device)
         return self._drawn_from[tables]
-
-    def _tables_for(self, made: dict[int, SeatTables]) -> SeatTables:
-        """For as many seats as the round has."""
-        if self._size not in made:
-            made[self._size] = SeatTables(self._size, self.depth, self.device)
-        return made[self._size]
 
     def _draft_of(self, tables: SeatTables) -> DeviceDraft:
         if tables not in self._drafts:

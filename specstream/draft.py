@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 import torch.nn.functional as F
@@ -98,14 +98,34 @@ class _DraftSeat:
         self.agreed = length + len(committed)
 
 
+@dataclass(frozen=True)
+class Branches:
+    """Copies of requests that are drafted for too, in seats after those of requests."""
+
+    count: int = 0
+    tokens: int = 0
+    """That each computes beyond what it was copied of, at most."""
+
+
+NO_BRANCHES = Branches()
+
+
 class Drafter:
     """Computes what comes next for several requests at once; what is made of that is for `speculate`."""
 
-    def __init__(self, model: PartitionedModel, window: DraftWindow, vocab_size: int, max_seats: int) -> None:
+    def __init__(
+        self,
+        model: PartitionedModel,
+        window: DraftWindow,
+        vocab_size: int,
+        max_seats: int,
+        branches: Branches = NO_BRANCHES,
+    ) -> None:
         """`max_seats` is how many requests there may be. `vocab_size` is the target's. Where the two differ, the larger
         is padded: the draft's logits are brought to the target's size, and what the draft has no embedding for it reads
         as token 0."""
         self.model, self.window, self.vocab_size, self.max_seats = model, window, vocab_size, max_seats
+        self.branches = branches
         self._seats: dict[int, _DraftSeat] = {}
         self._kv: dict[int, Tensor] = {}
         """By seat, [layers, 2, kv_heads, storage, head_dim]."""
@@ -114,6 +134,11 @@ class Drafter:
     def bytes_per_seat(model: PartitionedModel, window: DraftWindow) -> int:
         return window.storage * model.spec.num_layers * model.spec.kv_bytes_per_token_layer
 
+    @classmethod
+    def bytes_per_branch(cls, model: PartitionedModel, window: DraftWindow, tokens: int) -> int:
+        """Of a copy of a request that goes on for so many tokens."""
+        return cls.bytes_per_seat(model, window)
+
     def most_length(self, limit: int) -> int:
         """Length at which nothing more is proposed for a request of up to `limit` tokens.
 
@@ -121,6 +146,24 @@ class Drafter:
         """
         positions = self.model.spec.max_positions
         return limit - 1 if positions is None else min(limit - 1, positions + 1)
+
+    def knows(self, seat: int) -> bool:
+        """Whether anything is computed for the request in a seat."""
+        return seat in self._seats
+
+    def fork(self, seat: int, other: int, length: int) -> None:
+        """Gives another seat what is computed of the first `length` tokens of the request in this one."""
+        state = self._seats[seat]
+        agreed = min(state.agreed, length)
+        self._seats[other] = replace(state, cached=state.cached[:length], agreed=agreed)
+        self._copy_kv(seat, other)
+
+    def _copy_kv(self, seat: int, other: int) -> None:
+        self._kv[other] = self._kv[seat].clone()
+
+    def adopt(self, other: int, seat: int) -> None:
+        """Has the request in `seat` go on with what is computed in the other seat, which is free then."""
+        self._seats[seat], self._kv[seat] = self._seats.pop(other), self._kv.pop(other)
 
     def free(self, seat: int) -> None:
         """Forgets the request in a seat."""

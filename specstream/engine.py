@@ -258,12 +258,15 @@ class Engine(Exclusive):
         if last is not None and self.options.debug:
             self._planner.bound(last.spec).check(self._planner.bound(spec))
         plan, this = self._planner.plan(spec.canonical()), LastRound.of(spec, turn, running)
+        branches: list[RequestRows] = []
         try:
             with torch.no_grad():
-                self._executor.run(plan, spec, self._batch(rows, drafted, plan, this))
+                if turn is None and spec.drafts_beside:
+                    branches = self._speculator.branch(rows)
+                self._executor.run(plan, spec, self._batch(rows, drafted or branches, plan, this))
             self._planner.prove(plan)
         except BaseException:
-            for row in (*rows, *drafted):
+            for row in (*rows, *drafted, *branches):
                 self._speculator.forget(row.sequence)
             raise
         self._last = this
@@ -343,13 +346,15 @@ class Engine(Exclusive):
 
     @property
     def _draft_steps(self) -> int:
-        return self.options.most_candidates if self._speculator.drafter else 0
+        """Of a round: lookahead needs one more, for what may follow all candidates."""
+        drafter, lookahead = self._speculator.drafter, self._speculator.lookahead
+        return self.options.most_candidates + (lookahead is not None) if drafter else 0
 
     def _batch(self, rows: list[RequestRows], drafted: list[RequestRows], plan: Plan, this: LastRound) -> RoundBatch:
         flat = FlatRows.of((row.tokens, row.kv.length, row.logits) for row in rows)
         seats = {row.sequence.seat: SeatRows(row.kv, *place) for row, place in zip(rows, flat.places, strict=True)}
         work = self._next_round.work_ahead(rows, plan, this, self._draft_steps)
-        beside = this.turn is not None
+        beside = this.spec.drafts_beside
         drafts = drafted if beside else rows
         return RoundBatch(
             flat,
@@ -389,6 +394,7 @@ class Engine(Exclusive):
             sequence.metrics.num_verify_rounds += 1
             sequence.metrics.num_draft_tokens += len(row.candidates.tokens)
             sequence.metrics.num_accepted_tokens += row.accepted
+            sequence.metrics.num_refusals += row.accepted < len(row.candidates.tokens)
             self._speculator.judge(row, price)
         if not row.logits:
             return

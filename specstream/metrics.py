@@ -21,6 +21,10 @@ class Metrics:
     num_accepted_tokens: int
     accepted_per_position: tuple[int, ...]
     """How often the candidate at each position was accepted."""
+    num_outcomes: int
+    """With lookahead: verifications of candidates after which the request went on."""
+    num_foreseen_outcomes: int
+    """Those whose outcome was one that candidates were drafted for meanwhile."""
     generated_tokens: int
     decode_seconds: float
     """Wall time of rounds in which no prompt was computed."""
@@ -53,6 +57,11 @@ class Metrics:
         return tuple(n / max(1, self.num_verify_rounds) for n in self.accepted_per_position)
 
     @property
+    def lookahead_hit_rate(self) -> float:
+        """The share of outcomes that were foreseen."""
+        return self.num_foreseen_outcomes / self.num_outcomes if self.num_outcomes else 0.0
+
+    @property
     def tokens_per_second(self) -> float:
         """Output tokens a second of decoding."""
         return self.decode_tokens / self.decode_seconds if self.decode_seconds else 0.0
@@ -67,6 +76,8 @@ class Counters:
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     accepted_per_position: list[int] = field(default_factory=list)
+    num_outcomes: int = 0
+    num_foreseen_outcomes: int = 0
     generated_tokens: int = 0
     decode_seconds: float = 0.0
     decode_tokens: int = 0
@@ -91,6 +102,8 @@ class Counters:
         for row in rows:
             if not row.prompt and row.error is None:
                 self._count_verification(len(row.candidates.tokens), row.accepted)
+                self.num_outcomes += row.foreseen is not None
+                self.num_foreseen_outcomes += row.foreseen is True
 
     def _count_verification(self, proposed: int, accepted: int) -> None:
         self.num_verify_rounds += 1
@@ -109,6 +122,8 @@ class Counters:
             num_draft_tokens=self.num_draft_tokens,
             num_accepted_tokens=self.num_accepted_tokens,
             accepted_per_position=tuple(self.accepted_per_position),
+            num_outcomes=self.num_outcomes,
+            num_foreseen_outcomes=self.num_foreseen_outcomes,
             generated_tokens=self.generated_tokens,
             decode_seconds=self.decode_seconds,
             decode_tokens=self.decode_tokens,

@@ -27,9 +27,11 @@ class LastRound:
     def of(cls, spec: RoundSpec, turn: int | None, running: list[Sequence]) -> LastRound:
         return cls(spec, turn, _seating(running))
 
-    def is_of(self, seats: tuple[SeatSpec, ...], draft_steps: int) -> bool:
-        """Whether all requests verified, in these seats, and were drafted for afterwards in so many steps."""
-        return self.turn is None and self.spec.seats == seats and self.spec.draft_steps == draft_steps
+    def is_of(self, seats: tuple[SeatSpec, ...], draft_steps: int, beside: bool) -> bool:
+        """Whether all requests verified, in these seats, and so many draft steps were beside the round or after it."""
+        spec = self.spec
+        drafts = spec.draft_steps, spec.drafts_beside
+        return self.turn is None and spec.seats == seats and drafts == (draft_steps, beside)
 
     def still_wanted(self, spec: RoundSpec, running: list[Sequence]) -> int:
         """How many of the fetches it has issued ahead the next round counts on: those that are its own first ones.
@@ -68,7 +70,10 @@ class NextRound:
             running: all requests, of which cohort `turn` verifies; None: all do.
         """
         seats = tuple(row.seat_spec(self.options.most_candidates) for row in rows)
-        if turn is None:
+        ahead = turn is None and self.options.drafting == "lookahead"
+        if ahead:
+            drafts = any(row.candidates.guesses and row.sequence.drafts for row in rows)
+        elif turn is None:
             drafts = any(row.logits and row.sequence.drafts for row in rows)
         else:
             drafts = bool(self.scheduler.choose_drafted(running, turn))
@@ -76,10 +81,10 @@ class NextRound:
         if turn is not None:
             next_runs = _next_runs(running, seats)
             spec = replace(self.memory.round_of(seats, steps), drafts_beside=True, next_runs=next_runs)
-        elif last is not None and last.is_of(seats, steps):
+        elif last is not None and last.is_of(seats, steps, ahead):
             spec = last.spec  # itself, as in most rounds: what follows from it is known
         else:
-            spec = self.memory.round_of(seats, steps)
+            spec = replace(self.memory.round_of(seats, steps), drafts_beside=ahead)
         in_flight = 0 if last is None else last.still_wanted(spec, running)
         return spec if spec.in_flight == in_flight else replace(spec, in_flight=in_flight)
 

@@ -11,7 +11,7 @@ from specstream.errors import InvalidOption
 _WORDS = {
     "draft_sample_method": ("greedy", "probabilistic"),
     "rejection_sample_method": ("standard", "coupled", "synthetic"),
-    "drafting": ("auto", "off", "sequential", "cohorts"),
+    "drafting": ("auto", "off", "sequential", "cohorts", "lookahead"),
 }
 
 SELF = "self"
@@ -100,9 +100,10 @@ class Options:
     """The chance that a candidate is accepted if those before it are."""
     synthetic_acceptance_length: float | None = None
     """Mean tokens a round, the target's own included."""
-    drafting: Literal["auto", "off", "sequential", "cohorts"] = "auto"
+    drafting: Literal["auto", "off", "sequential", "cohorts", "lookahead"] = "auto"
     """When candidates are drafted. sequential: after each verification. cohorts: of two or more requests, half verify
-    while the others are drafted for, by turns. auto: the one that is predicted to verify sooner. off: not at all,
+    while the others are drafted for, by turns. lookahead: during each verification, for its likeliest outcomes, and
+    after it if it had another one. auto: sequential or cohorts, as predicted to verify sooner. off: not at all,
     whatever draft is given."""
     debug: bool = False
     """Fill freed memory with NaN and prove every plan against the one before it."""

@@ -38,6 +38,8 @@ class RequestRows:
     finish_reason: FinishReason | None = None
     token_scores: TokenScores = field(default_factory=TokenScores)
     next_candidates: Candidates = field(default_factory=Candidates)
+    foreseen: bool | None = None
+    """Whether its outcome was one that candidates were drafted for ahead; None if none were."""
     draft_failed: bool = False
     """Whether the draft gave something that is no distribution."""
     error: Exception | None = None

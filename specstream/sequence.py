@@ -37,6 +37,8 @@ class RequestMetrics:
     """Verification rounds: those that verified candidates or could have."""
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
+    num_refusals: int = 0
+    """Verifications in which a candidate was not accepted."""
 
     @property
     def mean_acceptance_length(self) -> float:

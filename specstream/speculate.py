@@ -19,6 +19,9 @@ from specstream.sampling import Noise, Purpose, Sampling, has_distribution
 
 Accepted = tuple[int, list[int]]
 
+GUESSES = 4
+"""Tokens that are noted beside each candidate for `specstream.lookahead`."""
+
 
 @dataclass(frozen=True)
 class SyntheticAcceptance:
@@ -52,9 +55,11 @@ class Candidates:
     tokens: list[int] = field(default_factory=list)
     probabilities: list[Tensor] = field(default_factory=list)
     """What each was drawn from, float64 [vocab]; empty where the rule needs none."""
+    guesses: list[list[int]] = field(default_factory=list)
+    """The draft's best tokens in the place of each and after the last, the best first; empty unless asked for."""
 
     def first(self, count: int) -> Candidates:
-        return Candidates(self.tokens[:count], self.probabilities[:count])
+        return Candidates(self.tokens[:count], self.probabilities[:count], self.guesses[: count + 1])
 
 
 @dataclass(frozen=True)
@@ -65,13 +70,16 @@ class Speculation:
     draft_sample_method: Literal["greedy", "probabilistic"]
     synthetic: SyntheticAcceptance | None = None
     """Instead of what the rule says, though that is computed."""
+    guesses: int = 0
+    """How many of the draft's best tokens are noted beside each candidate."""
 
     @classmethod
     def of(cls, options: Options) -> Speculation:
+        guesses = GUESSES if options.drafting == "lookahead" else 0
         if options.rejection_sample_method != "synthetic":
-            return cls(options.rejection_sample_method, options.draft_sample_method)
+            return cls(options.rejection_sample_method, options.draft_sample_method, guesses=guesses)
         made_up = SyntheticAcceptance(options.synthetic_acceptance_rate, options.synthetic_acceptance_length)
-        return cls("standard", options.draft_sample_method, made_up)
+        return cls("standard", options.draft_sample_method, made_up, guesses)
 
     def propose(self, sampling: Sampling, logits: Tensor, text: list[int], candidates: Candidates) -> bool:
         """Adds one candidate, from the draft's logits [vocab] after `text` and the candidates so far.
@@ -84,6 +92,8 @@ class Speculation:
             scores = sampling.scores(logits.unsqueeze(0), [*text, *candidates.tokens], [])[0]
         except ValueError:  # eta_cutoff refuses what is no distribution
             return False
+        if self.guesses:
+            candidates.guesses.append(self._guesses(sampling, scores, position))
         if not sampling.do_sample:
             return _propose_best(scores, candidates)
         scores = scores.cpu()  # where the noise is
@@ -99,6 +109,13 @@ class Speculation:
             candidates.tokens.append(sampling.noise.draw(drawn_from, position, Purpose.DRAFT))
             candidates.probabilities.append(drawn_from)
         return True
+
+    def _guesses(self, sampling: Sampling, scores: Tensor, position: int) -> list[int]:
+        """The best tokens of scores [vocab]; where it is known, with the noise that the target's own will have."""
+        if sampling.do_sample and self.rejection_sample_method == "coupled":
+            scores = scores.double().cpu() + sampling.noise.gumbel(position, len(scores))
+        best: list[int] = scores.topk(min(self.guesses, len(scores))).indices.tolist()
+        return best
 
     def accept(self, sampling: Sampling, scores: Tensor, position: int, candidates: Candidates) -> Accepted:
         """Verifies candidates, the first at `position`, against the target's scores [candidates + 1, vocab].

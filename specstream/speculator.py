@@ -11,6 +11,7 @@ from torch import Tensor
 from specstream.caller import warn_caller
 from specstream.draft import Drafter
 from specstream.errors import InvalidDistribution, add_note
+from specstream.lookahead import Lookahead, as_if_produced
 from specstream.scheduler import RequestRows
 from specstream.sequence import Sequence
 from specstream.speculate import Candidates, Speculation
@@ -39,12 +40,16 @@ class Speculator:
     speculation: Speculation
     drafter: Drafter | None
     kernels: DeviceRounds | None = None
+    lookahead: Lookahead | None = None
+    """Drafts for likely outcomes beside the target, if that is the policy."""
     pending_warnings: list[tuple[Sequence, str]] = field(default_factory=list)
     """What `warn` has still to say."""
+    _verified: list[RequestRows] = field(default_factory=list, init=False)
+    """The round's requests that have logits."""
     _on_device: bool = field(default=False, init=False)
     """Whether the round is the kernels'."""
     _beside: bool = field(default=False, init=False)
-    """Whether its draft steps are for other requests than it verifies."""
+    """Whether its draft steps are for other requests than it verifies, or for what these may come to."""
 
     def prepare(self, rows: list[RequestRows], drafted: list[RequestRows] | None = None) -> bool:
         """Before a round's logits are there: finds out whether the round is the kernels'.
@@ -56,7 +61,9 @@ class Speculator:
             Whether `accept` and what comes after it will not wait for the device.
         """
         self._beside = drafted is not None
-        verified = [row for row in rows if row.logits]
+        if self.lookahead is not None:
+            self.lookahead.fork()
+        verified = self._verified = [row for row in rows if row.logits]
         self._on_device = self.kernels is not None and self.kernels.prepare(verified, drafted)
         return self._on_device and not self._drafts_on_host
 
@@ -110,15 +117,39 @@ class Speculator:
 
     def settle(self) -> None:
         """Waits for what the kernels have been given in this round, and notes what came out."""
-        if not self._on_device:
-            return
-        assert self.kernels is not None
-        self._on_device = False
-        for outcome in self.kernels.read():
-            try:
-                self._settle(outcome)
-            except Exception as error:
-                _fail(outcome.row, error)
+        if self._on_device:
+            assert self.kernels is not None
+            self._on_device = False
+            for outcome in self.kernels.read():
+                try:
+                    self._settle(outcome)
+                except Exception as error:
+                    _fail(outcome.row, error)
+        if self.lookahead is not None:
+            self._settle_branches(self.lookahead)
+
+    def _settle_branches(self, lookahead: Lookahead) -> None:
+        """Gives each request the candidates that were drafted for its outcome, or drafts them now."""
+        missed = []
+        for row in self._verified:
+            going_on = row.produced and not row.finish_reason and row.sequence.drafts
+            if going_on and self.speculation.synthetic is not None:
+                lookahead.make_up(row)
+            foreseen = lookahead.resolve(row) if going_on else None
+            if going_on and row.candidates.tokens:
+                row.foreseen = foreseen is not None
+            if foreseen is not None:
+                row.next_candidates = foreseen.first(lookahead.depth)
+            elif going_on:
+                missed.append(row)
+        lookahead.end()
+        late = [as_if_produced(row.sequence, row.produced, row.sequence.seat) for row in missed]
+        if self.kernels is None or not self.kernels.draft_now(late):
+            for step in range(lookahead.depth + 1 if late else 0):
+                self._draft(late, step)
+        for row, drafted in zip(missed, late, strict=True):
+            row.next_candidates, row.draft_failed = drafted.next_candidates.first(lookahead.depth), drafted.draft_failed
+            row.error = row.error or drafted.error
 
     def _settle(self, outcome: Outcome) -> None:
         row, logits = outcome.row, outcome.logits
@@ -166,6 +197,10 @@ class Speculator:
         sequence.drafts = False
         text = f"{reason}: speculation is off for request {sequence.request_id}, whose text is not affected"
         self.pending_warnings.append((sequence, text))
+
+    def branch(self, rows: list[RequestRows]) -> list[RequestRows]:
+        """What is drafted for beside the target, as these requests may come to be; none without lookahead."""
+        return self.lookahead.begin(rows) if self.lookahead is not None else []
 
     def warn(self) -> list[tuple[Sequence, Warning]]:
         """Says what `judge` found, once all of a round is noted; returns the warnings that are errors by a filter."""

@@ -17,7 +17,7 @@ from transformers import (
 
 pytest.importorskip("triton")
 
-from specstream import cuda_draft, draft
+from specstream import cuda_draft, draft, lookahead
 from specstream.cuda_draft import CudaDrafter
 from specstream.device_accept import SeatTables
 from specstream.device_rounds import DeviceRounds
@@ -27,6 +27,7 @@ from specstream.errors import InvalidDistribution
 from specstream.kernels import accept as accept_module
 from specstream.kernels import process as process_module
 from specstream.kernels import tiling
+from specstream.lookahead import Lookahead, branches_of
 from specstream.metrics import Metrics
 from specstream.scheduler import RequestRows
 from specstream.sequence import Sequence
@@ -67,10 +68,14 @@ def engine_of(target: Any, draft_model: Any, kernels: bool, **options: Any) -> E
     drafter = None
     if draft_model is not None:
         window = DraftWindow(given["max_model_len"], given.get("draft_window"), given.get("draft_sink", 4))
-        drafter = CudaDrafter(captured(draft_model), window, spec.vocab_size, given["max_num_seqs"])
+        seats, branches = given["max_num_seqs"], branches_of(engine.options)
+        drafter = CudaDrafter(captured(draft_model), window, spec.vocab_size, seats, branches)
     depth, seats = engine.options.most_candidates, engine.options.max_num_seqs
     rounds = DeviceRounds(speculator.speculation, drafter, depth, seats, spec.vocab_size, spec.device)
     speculator.drafter, speculator.kernels = drafter, rounds
+    if speculator.lookahead is not None:
+        assert drafter is not None
+        speculator.lookahead.drafter = drafter
     return engine
 
 
@@ -152,6 +157,48 @@ def test_cohorts(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     _, _, (proposed, accepted, _) = check_same(tiny(), near(), PROMPTS, options, max_new_tokens=9, **arguments)
     assert 0 < accepted < proposed
     assert beside > 4
+
+
+@pytest.mark.parametrize("method", ["greedy", "standard", "coupled"])
+def test_lookahead(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a verification may come to is drafted for by the kernels, and again if it came to something else."""
+    monkeypatch.setattr(lookahead, "MOST_BRANCHES", 4)
+    foreseen, drafted_now = list[bool](), list[bool]()
+    resolve, draft_now = Lookahead.resolve, DeviceRounds.draft_now
+
+    def resolved(self: Lookahead, row: RequestRows) -> Candidates | None:
+        found = resolve(self, row)
+        foreseen.append(found is not None)
+        return found
+
+    def drafting(self: DeviceRounds, drafted: list[RequestRows]) -> bool:
+        done = draft_now(self, drafted)
+        drafted_now.append(done or not drafted)
+        return done
+
+    monkeypatch.setattr(Lookahead, "resolve", resolved)
+    monkeypatch.setattr(DeviceRounds, "draft_now", drafting)
+    options: dict[str, Any] = {"num_speculative_tokens": 3, "drafting": "lookahead"}
+    arguments: dict[str, Any] = {} if method == "greedy" else SAMPLED
+    options |= {} if method == "greedy" else {"rejection_sample_method": method}
+    _, _, (proposed, accepted, _) = check_same(tiny(), near(), PROMPTS[:1], options, max_new_tokens=14, **arguments)
+    assert 0 < accepted < proposed
+    assert False in foreseen
+    assert True in foreseen or method == "standard"
+    assert drafted_now
+    assert all(drafted_now)
+
+
+@pytest.mark.parametrize("window", [None, 8])
+def test_branches_share_blocks(window: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Texts that cross blocks of 8 tokens: what is drafted ahead is what would be drafted after acceptance."""
+    options: dict[str, Any] = {"num_speculative_tokens": 9, "draft_window": window, "max_num_seqs": 1}
+    monkeypatch.setattr(lookahead, "MOST_BRANCHES", 4)
+    ahead, after = (
+        texts(engine_of(tiny(), near(), kernels=True, drafting=drafting, **options), PROMPTS[:1], max_new_tokens=20)
+        for drafting in ("lookahead", "sequential")
+    )
+    assert ahead == after
 
 
 def steps_of(

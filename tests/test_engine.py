@@ -295,8 +295,8 @@ def test_options_that_are_refused() -> None:
         ("staging_slots", -1, 'an integer from 1 to 1024 or "auto"'),
         ("draft_window", 0, "a positive integer or None (keep everything)"),
         ("draft_sink", -1, "an integer from 0"),
-        ("gpu_kv_budget", "4 GiBs", 'a positive number of bytes or text such as "4GiB"'),
-        ("host_kv_budget", 0, 'a positive number of bytes or text such as "4GiB"'),
+        ("gpu_kv_budget", "4 GiBs", 'a positive number of bytes or text such as "4GiB", or "auto" or "min"'),
+        ("host_kv_budget", 0, 'a positive number of bytes or text such as "4GiB", or "auto"'),
         ("debug", 1, "True or False"),
     ):
         with pytest.raises(InvalidOption) as error:

@@ -63,7 +63,7 @@ def cases(draw: st.DrawFn, architectures: tuple[str, ...]) -> Case:
         "max_num_batched_tokens": draw(st.sampled_from([1, 2, 5, 13, 32, 2048])),
     }
     if draft != "none":
-        policies = ["sequential", "cohorts"] if options["max_num_seqs"] > 1 else ["sequential"]
+        policies = ["sequential", "lookahead", *["cohorts"] * (options["max_num_seqs"] > 1)]
         options["drafting"] = draw(st.sampled_from(policies))
     if draft == "windowed":
         options |= {"draft_window": draw(st.integers(1, 24)), "draft_sink": draw(st.integers(0, 4))}

@@ -1,0 +1,159 @@
+"""Lookahead: while a request is verified, what may follow is drafted for the likeliest outcomes.
+
+An outcome is how many candidates are accepted, and the target's own token after them. For each that is reckoned with
+there is a *branch*: a copy of the request as it would then be, in a seat of the drafter's own, which is drafted for
+beside the target. If one of them comes true, its candidates are the next round's. They are the very ones that would be
+drafted after acceptance: what is proposed depends on a text and its noise alone. Else drafting follows, exposed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from specstream.draft import NO_BRANCHES, Branches, Drafter
+from specstream.options import Options
+from specstream.sampling import Purpose
+from specstream.scheduler import RequestRows
+from specstream.sequence import Sequence
+from specstream.speculate import Candidates
+
+MOST_BRANCHES = 16
+"""Of all requests together: 16 rows cost a draft step little more than one."""
+RANK_SHARES: tuple[float, ...] = (0.45, 0.17, 0.09, 0.06)
+"""The chance that the target's own token, where it is not the candidate, is the draft's next best, second next, ..."""
+ASSUMED_ACCEPTANCE, ASSUMED_CANDIDATES = 0.8, 8
+"""What is taken for a request's acceptance to begin with, and how many candidates that counts for."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a verification may come to."""
+
+    accepted: int
+    token: int
+    """The target's own."""
+    share: float
+    """Of the outcomes with as many accepted those with this token, as is assumed."""
+
+
+def branches_of(options: Options) -> Branches:
+    """Those that a drafter has to have room for."""
+    if options.drafting != "lookahead":
+        return NO_BRANCHES
+    return Branches(MOST_BRANCHES, options.most_candidates + 2)  # the outcome's token, and all but the last proposed
+
+
+def likely_outcomes(acceptance: float, candidates: Candidates, most: int) -> list[Outcome]:
+    """The likeliest outcomes, the likeliest first.
+
+    Args:
+        acceptance: the chance that a candidate is right if those before it are.
+        candidates: with guesses of what follows the first 0, 1, ... of them.
+        most: how many outcomes, at most.
+    """
+    weighed = []
+    count = len(candidates.tokens)
+    for accepted, guesses in enumerate(candidates.guesses[: count + 1]):
+        chance = acceptance**accepted
+        if accepted < count:
+            chance *= 1 - acceptance
+            others, shares = [token for token in guesses if token != candidates.tokens[accepted]], RANK_SHARES
+        else:  # the first guess is what the draft itself would propose
+            others, shares = guesses, (acceptance, *((1 - acceptance) * share for share in RANK_SHARES))
+        for token, share in zip(others, shares, strict=False):
+            weighed.append((chance * share, Outcome(accepted, token, share)))
+    weighed.sort(key=lambda each: -each[0])  # a stable order: of equals the shorter first
+    return [outcome for _, outcome in weighed[:most]]
+
+
+@dataclass(frozen=True)
+class Branch:
+    """A request as it may come to be."""
+
+    outcome: Outcome
+    row: RequestRows
+    """The part of that request which is drafted for."""
+
+
+@dataclass
+class Lookahead:
+    """The branches of a round."""
+
+    drafter: Drafter
+    first_seat: int
+    """Seats of branches come after those of requests."""
+    depth: int
+    """Candidates of a round, at most. One more is drafted, for what may follow them all."""
+    _branches: dict[tuple[int, tuple[int, ...]], Branch] = field(default_factory=dict)
+    """By request and what it would produce."""
+    _forks: list[tuple[int, int, int]] = field(default_factory=list)
+    """Seats of requests and branches, and how many tokens they have in common."""
+
+    def begin(self, rows: list[RequestRows]) -> list[RequestRows]:
+        """Makes branches of the requests that verify candidates; returns what is drafted for."""
+        self.end()
+        going_on = [row for row in rows if self._may_branch(row)]
+        seat = self.first_seat
+        for row in going_on:
+            sequence = row.sequence
+            most = max(1, MOST_BRANCHES // len(going_on))
+            for outcome in likely_outcomes(_acceptance(sequence), row.candidates, most):
+                if seat == self.first_seat + MOST_BRANCHES:
+                    break
+                produced = (*row.candidates.tokens[: outcome.accepted], outcome.token)
+                if outcome.token in sequence.end_tokens or len(sequence.tokens) + len(produced) >= sequence.limit:
+                    continue
+                branch = Branch(outcome, as_if_produced(sequence, produced, seat))
+                self._branches[sequence.request_id, produced] = branch
+                self._forks.append((sequence.seat, seat, len(sequence.tokens) + outcome.accepted))
+                seat += 1
+        return [branch.row for branch in self._branches.values()]
+
+    def _may_branch(self, row: RequestRows) -> bool:
+        """Not if the drafter has lost what it had computed: each branch would compute all of it."""
+        return row.sequence.drafts and bool(row.candidates.guesses) and self.drafter.knows(row.sequence.seat)
+
+    def fork(self) -> None:
+        """Gives the branches what is computed for their requests; on the stream that drafts."""
+        while self._forks:
+            self.drafter.fork(*self._forks.pop())
+
+    def resolve(self, row: RequestRows) -> Candidates | None:
+        """The candidates of the branch that came true, whose seat is now the request's; None if none did."""
+        branch = self._branches.pop((row.sequence.request_id, tuple(row.produced)), None)
+        if branch is None or branch.row.error is not None or branch.row.draft_failed:
+            return None
+        self.drafter.adopt(branch.row.sequence.seat, row.sequence.seat)
+        return branch.row.next_candidates
+
+    def make_up(self, row: RequestRows) -> None:
+        """Where acceptance is made up, has the target's own token be a branch's as often as is assumed of real ones."""
+        drawn = float(row.sequence.sampling.noise.uniform(len(row.sequence.tokens), Purpose.RESIDUAL))
+        for (request_id, _), branch in self._branches.items():
+            if request_id == row.sequence.request_id and branch.outcome.accepted == row.accepted:
+                drawn -= branch.outcome.share
+                if drawn < 0:
+                    row.produced[-1] = branch.outcome.token
+                    return
+
+    def end(self) -> None:
+        """Forgets the branches that did not come true."""
+        for seat in range(self.first_seat, self.first_seat + MOST_BRANCHES):
+            self.drafter.free(seat)
+        self._branches.clear()
+        self._forks.clear()
+
+
+def as_if_produced(sequence: Sequence, produced: Iterable[int], seat: int) -> RequestRows:
+    """The part of a request that is drafted for as if it had produced these tokens."""
+    then = replace(sequence, tokens=[*sequence.tokens, *produced], seat=seat, candidates=Candidates())
+    return RequestRows.drafted_only(then)
+
+
+def _acceptance(sequence: Sequence) -> float:
+    """The chance that a candidate of the request is right if those before it are, as far as has been seen."""
+    metrics = sequence.metrics
+    accepted = metrics.num_accepted_tokens + ASSUMED_ACCEPTANCE * ASSUMED_CANDIDATES
+    refused = metrics.num_refusals + (1 - ASSUMED_ACCEPTANCE) * ASSUMED_CANDIDATES
+    return accepted / (accepted + refused)
