@@ -4,7 +4,9 @@
 
 Each run is a command: another script of this folder or `specstream bench`, of which those of a target alone run in this
 process, one after the other, so that a target is made, captured and compiled once. What a run measures is kept in the
-file as soon as it ends, and is not measured again without --redo; rows of one command share its run.
+file as soon as it ends, and is not measured again without --redo; rows of one command share its run. The rows of
+self-drafting need a model with real weights, which `python benchmarks/smollm2.py --out smollm2` puts into the folder
+that this is started in.
 """
 
 from __future__ import annotations
@@ -53,6 +55,8 @@ DRAFT_ALONE = f"generate --target qwen3-0.6b {DRAFTED} --context {4 * K} --resid
 RESIDENT = f"resident_baseline.py --context {K}"
 COHORTS = {"2x16K": (2, 16 * K), "4x8K": (4, 8 * K), "8x16K": (8, 16 * K)}
 DIVERGENCE = "bfloat16_divergence.py --depth 1 4 16"
+SELF_DRAFT = "self_draft.py --target smollm2"
+SELF_DRAFT_THROUGHPUT = "self_draft_throughput.py --target smollm2"
 ROWS = {
     "a-1x32K": Row(bench_round(32 * K), "link_utilization", at_least=0.98),
     "a-8x16K": Row(bench_round(16 * K, 8), "link_utilization", at_least=0.99),
@@ -120,9 +124,13 @@ ROWS = {
         )
         for name, (batch, context) in COHORTS.items()
     },
+    "self-acceptance": Row(SELF_DRAFT, "acceptance", at_least=0.88),
+    "self-texts": Row(SELF_DRAFT, "beyond_near_ties", at_most=0),
+    "self-off": Row(SELF_DRAFT_THROUGHPUT, "over_off", at_least=3),
+    "self-sequential": Row(SELF_DRAFT_THROUGHPUT, "over_sequential", at_least=1.3),
 }
-"""Link utilization but for: e and i in ms, k in GiB, n-logits a difference of logits, n-texts a count; f, g, h, j, l
-and of cohorts exposed and round are quotients."""
+"""Link utilization but for: e and i in ms, k in GiB, n-logits a difference of logits, n-texts and self-texts counts,
+self-acceptance a chance; f, g, h, j, l, of cohorts exposed and round, self-off and self-sequential are quotients."""
 
 
 def chosen(names: str | None) -> dict[str, Row]:
