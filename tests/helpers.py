@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -12,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from transformers import GenerationMixin
@@ -88,6 +90,15 @@ def script(name: str) -> ModuleType:
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def figures_of(name: str, *arguments: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What a benchmark writes of a run on the CPU."""
+    file = tmp_path / "figures.json"
+    monkeypatch.setattr(sys, "argv", [name, *arguments, "--device", "cpu", "--json", str(file)])
+    script(name).main()
+    figures: dict[str, Any] = json.loads(file.read_text())
+    return figures
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,7 @@ from torch import nn
 from specstream.bench_resident import ResidentModel
 from specstream.bench_setup import BenchModel
 from specstream.speculator import MOST_USELESS_ROUNDS
-from tests.helpers import captured, model, prompt, script
+from tests.helpers import captured, figures_of, model, prompt, script
 
 
 @pytest.fixture(autouse=True)
@@ -33,14 +31,6 @@ def test_a_resident_model_computes_what_the_model_does() -> None:
         logits = resident.run(ids[:, start:stop], start, torch.arange(stop - start))
         torch.testing.assert_close(logits, expected.logits[:, start:stop])
     assert resident.run(ids[:, 38:], 38, torch.arange(0)).shape[1] == 0
-
-
-def figures_of(name: str, *arguments: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    file = tmp_path / "figures.json"
-    monkeypatch.setattr(sys, "argv", [name, *arguments, "--device", "cpu", "--json", str(file)])
-    script(name).main()
-    figures: dict[str, Any] = json.loads(file.read_text())
-    return figures
 
 
 def test_the_scripts_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
