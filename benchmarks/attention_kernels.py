@@ -24,11 +24,11 @@ import torch
 import triton
 from triton.runtime.errors import OutOfResources
 
-from specstream.bench_machine import device_copy_bandwidth
 from specstream.kernels.attention import AttentionState
 from specstream.kernels.tiling import MAX_SPLITS, Tiling, choose_tiling
 from specstream.kernels.triton_attend import OwnRows, Seats, attend
 from specstream.kernels.triton_merge import merge
+from specstream.rates import device_copy_bandwidth
 
 KV_HEADS, GROUP, HEAD_DIM, TOKENS = 8, 4, 128, 256
 DTYPE = torch.bfloat16

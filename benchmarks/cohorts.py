@@ -14,11 +14,12 @@ import argparse
 from contextlib import closing
 from typing import Any
 
-from specstream.bench_machine import choose_device, link_bandwidth, machine, versions
+from specstream.bench_machine import choose_device, machine, versions
 from specstream.bench_pair import BenchPair, made_up, measured_rounds, place_requests, tokens_of_rounds
 from specstream.bench_report import milliseconds, report
 from specstream.bench_setup import memory_figures
 from specstream.cli import positive
+from specstream.rates import link_bandwidth
 
 ACCEPTANCE = 0.8
 

@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
-from specstream.bench_machine import link_bandwidth
 from specstream.device_copy import Transfer
 from specstream.pinned import Pinning
+from specstream.rates import link_bandwidth
 from specstream.streams import new_stream, record
 
 TRIALS = 4

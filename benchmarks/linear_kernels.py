@@ -20,9 +20,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
-from specstream.bench_machine import device_copy_bandwidth
 from specstream.kernels.triton_linear import LinearTiling, choose_linear_tiling, few_row_linears
 from specstream.kernels.triton_swiglu import few_row_swiglu
+from specstream.rates import device_copy_bandwidth
 
 Map = Callable[[Tensor, list[Tensor]], object]
 

@@ -20,7 +20,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from specstream.bench_machine import device_copy_bandwidth
 from specstream.capture import capture
 from specstream.compiler import model_passes
 from specstream.graph import AttentionSite, PartitionedModel
@@ -31,6 +30,7 @@ from specstream.passes.fuse_swiglu import FuseSwiglu
 from specstream.passes.group_linears import GroupLinears
 from specstream.pipeline import PassRunner
 from specstream.probe import run_pieces
+from specstream.rates import device_copy_bandwidth
 
 REPLAYS = 20
 MAX_MODEL_LEN = 32_768

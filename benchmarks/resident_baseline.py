@@ -20,13 +20,14 @@ import torch
 
 from specstream import api
 from specstream.batch import padded_rows
-from specstream.bench_machine import choose_device, device_copy_bandwidth, machine, versions
+from specstream.bench_machine import choose_device, machine, versions
 from specstream.bench_report import milliseconds, report
 from specstream.bench_resident import ResidentModel, in_one_graph, median_ms
 from specstream.bench_setup import bench_model, memory_options
 from specstream.bench_steady import SteadyRounds
 from specstream.engine import Engine
 from specstream.graph import PartitionedModel
+from specstream.rates import device_copy_bandwidth
 
 WARMUP, ROUNDS = 5, 30
 

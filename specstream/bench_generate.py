@@ -21,7 +21,6 @@ from specstream.bench_history import place_history
 from specstream.bench_machine import (
     cap_memory,
     choose_device,
-    link_bandwidth,
     machine,
     peak_memory,
     reset_peak_memory,
@@ -40,6 +39,7 @@ from specstream.bench_setup import (
 from specstream.cli import UsageError, chosen_options
 from specstream.engine import Engine
 from specstream.options import SELF, format_size
+from specstream.rates import link_bandwidth
 from specstream.round_spec import RoundSpec
 
 

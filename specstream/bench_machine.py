@@ -1,22 +1,15 @@
-"""What benchmarks measure of the machine itself: link and memory bandwidth, peak memory, its name and versions."""
+"""What benchmarks need of the machine itself: a device by its name, memory caps and peaks, names and versions."""
 
 from __future__ import annotations
 
 import platform
-import time
-from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from specstream.errors import InvalidOption
 from specstream.options import parse_size
-
-LINK_COPY_BYTES = {"cuda": 256 << 20, "cpu": 64 << 20}
-DEVICE_COPY_BYTES = {"cuda": 1 << 30, "cpu": 64 << 20}
-COPIES = 10
 
 
 def choose_device(name: str) -> torch.device:
@@ -48,42 +41,6 @@ def cap_memory(device: torch.device, cap: str | None) -> None:
         raise InvalidOption("memory_cap", cap, "none on a CPU")
     total = torch.cuda.get_device_properties(device).total_memory
     torch.cuda.set_per_process_memory_fraction(min(1.0, size / total), device)
-
-
-def link_bandwidth(device: torch.device) -> float:
-    """Bytes a second from pinned host memory to the device, which must be idle; on a CPU, of a copy in its memory."""
-    size = LINK_COPY_BYTES[device.type]
-    source = torch.zeros(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
-    target = torch.zeros(size, dtype=torch.uint8, device=device)
-    return size / _best_seconds(lambda: target.copy_(source, non_blocking=True), device)
-
-
-def device_copy_bandwidth(device: torch.device) -> float:
-    """Bytes read and written a second by a copy in the device's own memory."""
-    size = DEVICE_COPY_BYTES[device.type]
-    source = torch.zeros(size, dtype=torch.uint8, device=device)
-    target = torch.zeros_like(source)
-    return 2 * size / _best_seconds(lambda: target.copy_(source), device)
-
-
-def _best_seconds(copy: Callable[[], Tensor], device: torch.device) -> float:
-    """The shortest of several times, by the device's own clock if it has one."""
-    times: list[float] = []
-    for _ in range(COPIES):
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-            with torch.cuda.device(device):
-                start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-                start.record()
-                copy()
-                end.record()
-            end.synchronize()
-            times.append(start.elapsed_time(end) / 1e3)
-        else:
-            before = time.perf_counter()
-            copy()
-            times.append(time.perf_counter() - before)
-    return min(times)
 
 
 def reset_peak_memory(device: torch.device) -> None:

@@ -18,8 +18,6 @@ import torch
 from specstream.bench_machine import (
     cap_memory,
     choose_device,
-    device_copy_bandwidth,
-    link_bandwidth,
     machine,
     peak_memory,
     reset_peak_memory,
@@ -30,6 +28,7 @@ from specstream.bench_setup import BenchModels, given_options, memory_figures, m
 from specstream.bench_steady import Round, SteadyRounds
 from specstream.cli import UsageError, chosen_options
 from specstream.options import format_size
+from specstream.rates import device_copy_bandwidth, link_bandwidth
 
 MOST_QUERIES = 129
 """A token of the target's own and 128 candidates."""

@@ -29,7 +29,7 @@ def shared(context: int, *more: str) -> tuple[str, ...]:
 @pytest.fixture(autouse=True)
 def small_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("LINK_COPY_BYTES", "DEVICE_COPY_BYTES"):
-        monkeypatch.setattr(f"specstream.bench_machine.{name}", {"cpu": 1 << 20})
+        monkeypatch.setattr(f"specstream.rates.{name}", {"cpu": 1 << 20})
 
 
 _DUMMIES: dict[tuple[object, ...], Any] = {}

@@ -19,7 +19,7 @@ from tests.helpers import captured, figures_of, model, prompt, script
 @pytest.fixture(autouse=True)
 def small_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("LINK_COPY_BYTES", "DEVICE_COPY_BYTES"):
-        monkeypatch.setattr(f"specstream.bench_machine.{name}", {"cpu": 1 << 20})
+        monkeypatch.setattr(f"specstream.rates.{name}", {"cpu": 1 << 20})
 
 
 @torch.inference_mode()
