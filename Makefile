@@ -45,8 +45,8 @@ test: setup  ## run the tests, but for those marked long
 test-long: setup  ## run the tests marked long
 	$(PY) -m pytest -q -m long $(ARGS)
 
-# Some fill the device, or look at how much memory the machine has left.
-ALONE := tests/gpu/test_memory.py tests/gpu/test_endings.py
+# Some fill the device, measure it, or look at how much memory the machine has left.
+ALONE := tests/gpu/test_memory.py tests/gpu/test_endings.py tests/gpu/test_measured.py
 test-gpu: setup  ## run the tests that need a CUDA device, which nothing else may use
 	$(PY) -m pytest -q -n 12 tests/gpu $(addprefix --ignore ,$(ALONE)) $(ARGS)
 	$(PY) -m pytest -q $(ALONE) $(ARGS)

@@ -84,7 +84,7 @@ def prediction(planner: Planner, spec: RoundSpec) -> dict[str, Any]:
     times = {"round": timeline.period_us / 1e3} | {name: ms for name, ms in busy.items() if ms}
     if spec.draft_steps:
         times["exposed draft"] = drafts.exposed_us / 1e3
-    return {"profile": planner.profile.name, "predicted_ms": times}
+    return {"profile": planner.profile.title, "predicted_ms": times}
 
 
 def predicted(figures: dict[str, Any]) -> str:

@@ -30,6 +30,13 @@ class DeviceProfile:
     """Fixed cost of a task that is one launch; small kernels take no longer."""
     source: str
     """Where the figures come from."""
+    measured_on: str | None = None
+    """When they were measured on the very device that is meant; None: they are listed."""
+
+    @property
+    def title(self) -> str:
+        """Its name, and whether it was measured."""
+        return self.name if self.measured_on is None else f"{self.name}, measured {self.measured_on}"
 
     def cost_us(self, task: Task) -> float:
         """Predicted duration: fixed costs, plus what takes longer, moving the bytes or computing."""

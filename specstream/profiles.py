@@ -1,13 +1,15 @@
-"""Device profiles, so that rounds can be planned and predicted for a GPU that is not there."""
+"""Device profiles: listed ones, so that rounds can be planned for a GPU that is not there, and a device's own."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 
 from specstream.cost import DeviceProfile
 from specstream.errors import InvalidOption
+from specstream.profile_cache import measured_profile
 
 GB = 10**9
 """Bytes, as data sheets count them; of most devices torch sees a little more."""
@@ -73,7 +75,7 @@ H200 = _gpu(
     source="NVIDIA H200 data sheet, SXM: 141 GB, 4.8 TB/s, bf16 1,979 TFLOPS with sparsity, half of that dense, PCIe "
     "Gen5 128 GB/s both ways",
 )
-"""The device that was measured; an unknown CUDA device is taken for one."""
+"""The device that the shares above were measured on; one that is neither listed nor to be measured is taken for one."""
 
 CPU_PROFILE = DeviceProfile(
     name="cpu",
@@ -180,12 +182,24 @@ def find_profile(name: str) -> DeviceProfile | None:
 
 
 def device_profile(device: torch.device) -> DeviceProfile:
-    """The profile of a device of this machine."""
-    return cuda_profile(torch.cuda.get_device_name(device)) if device.type == "cuda" else CPU_PROFILE
+    """The profile of a device of this machine, by which an engine on it is planned.
+
+    A CUDA device's is measured, and the listed one if that fails; a CPU's figures are fixed.
+    """
+    if device.type != "cuda":
+        return CPU_PROFILE
+    measured = measured_profile(device)
+    return cuda_profile(torch.cuda.get_device_name(device)) if measured is None else with_listed_name(measured)
+
+
+def with_listed_name(measured: DeviceProfile) -> DeviceProfile:
+    """A measured profile with the short name of its device, if that is listed."""
+    listed = find_profile(measured.name)
+    return measured if listed is None else replace(measured, name=listed.name)
 
 
 def cuda_profile(torch_name: str) -> DeviceProfile:
-    """The profile of a CUDA device that torch calls so: the H200's if it is not listed."""
+    """The listed profile of a CUDA device that torch calls so: the H200's if there is none."""
     return find_profile(torch_name) or H200
 
 

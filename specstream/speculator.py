@@ -170,7 +170,8 @@ class Speculator:
 
         Args:
             price: how much longer a round is predicted to take with draft steps than without, as a quotient. It does
-                not depend on what was measured: so neither do the tokens of a request that samples.
+                not depend on how long rounds have taken. It does on the device's profile: where that is measured, the
+                tokens of a request that samples are the same again as long as the profile is kept.
         """
         sequence = row.sequence
         if self.speculation.synthetic is not None or not sequence.drafts:

@@ -1,9 +1,10 @@
-"""What holds for every test: threads, the Triton interpreter, Hypothesis profiles, what needs a GPU."""
+"""What holds for every test: threads, the Triton interpreter, Hypothesis profiles, caches, what needs a GPU."""
 
 import importlib.util
 import logging
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def seeded() -> None:
     """Every test starts from the same random state, whatever ran before it."""
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No test, and no program that one starts, writes to the user's cache.
+
+    In the tests' own process plans are by listed figures: the same however busy a device is with other tests.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        patch.setattr("specstream.profiles.measured_profile", lambda device: None)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,1 @@
+../../specstream/profile_cache.py
