@@ -13,7 +13,9 @@ DRAFTING = ("drafting", "draft_window", "draft_sink", "synthetic_acceptance_rate
 
 def add_bench(commands: Any) -> None:
     """Adds `bench` and its own commands."""
-    bench = add_command(commands, "bench", None, "measure rounds and decoding, with random weights if you like")
+    bench = add_command(
+        commands, "bench", None, "measure a device, or rounds and decoding, with random weights if you like"
+    )
     benchmarks = bench.add_subparsers(title="benchmarks", metavar="BENCHMARK", required=True)
 
     rounds = add_command(benchmarks, "round", _round, "verification rounds of a target alone, in steady state")
@@ -50,6 +52,10 @@ def add_bench(commands: Any) -> None:
         generate.add_argument(f"--{name}", type=float, metavar="X", help="sample with it (greedy without such a flag)")
     add_option_flags(generate, (*MEMORY, "gpu_kv_budget", "max_num_batched_tokens", *DRAFTING))
 
+    device = add_command(benchmarks, "device", _device, "measure a device anew; plans on it are predicted by that")
+    _add_device(device)
+    device.add_argument("--debug", action="store_true", help="errors show where they arose")
+
 
 def _add_shared(parser: argparse.ArgumentParser, *, context: str) -> None:
     parser.add_argument("--target", required=True, metavar="PRESET|DIR", help="a shape of random weights, or a folder")
@@ -63,10 +69,14 @@ def _add_shared(parser: argparse.ArgumentParser, *, context: str) -> None:
         help="share of the history that stays on the device, from 0 (as little as works) to 1 or all (0)",
     )
     parser.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="of the models (bfloat16)")
-    parser.add_argument("--device", default="auto", metavar="DEVICE", help="auto, cpu, cuda or cuda:N (auto)")
+    _add_device(parser)
     parser.add_argument(
         "--memory-cap", metavar="SIZE", help="fail rather than take more of a CUDA device's memory for tensors (none)"
     )
+
+
+def _add_device(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--device", default="auto", metavar="DEVICE", help="auto, cpu, cuda or cuda:N (auto)")
     parser.add_argument("--json", metavar="FILE", help="write the figures there too; - for stdout and nothing else")
 
 
@@ -78,6 +88,12 @@ def _round(given: argparse.Namespace) -> int:
 
 def _generate(given: argparse.Namespace) -> int:
     from specstream.bench_generate import run
+
+    return run(given)
+
+
+def _device(given: argparse.Namespace) -> int:
+    from specstream.bench_device import run
 
     return run(given)
 

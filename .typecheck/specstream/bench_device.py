@@ -1,0 +1,1 @@
+../../specstream/bench_device.py
