@@ -20,7 +20,7 @@ from transformers.utils import logging
 
 from specstream import api
 from specstream.bench_generate import decode, summarise
-from specstream.bench_machine import choose_device, link_bandwidth, machine, versions
+from specstream.bench_machine import choose_device, machine, versions
 from specstream.bench_report import milliseconds, report
 from specstream.bench_setup import BenchModel, memory_figures, memory_options
 from specstream.bench_text import NOVEL, text_prompts
@@ -28,6 +28,7 @@ from specstream.cli import UsageError, positive
 from specstream.models.load import load_model
 from specstream.models.tiny import TARGET
 from specstream.options import SELF, SELF_WINDOW
+from specstream.rates import link_bandwidth
 
 WARMUP = 4
 """Rounds of all requests that are not counted: each kind occurs often enough to be replayed."""

@@ -64,7 +64,7 @@ def test_a_token_that_differs_is_counted_and_the_text_goes_on_from_the_targets(
 
 
 def test_throughput_is_measured_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specstream.bench_machine.LINK_COPY_BYTES", {"cpu": 1 << 20})
+    monkeypatch.setattr("specstream.rates.LINK_COPY_BYTES", {"cpu": 1 << 20})
     shape = "--batch", "2", "--context", "128", "--new-tokens", "48"
     asked = *shape, "--draft-window", "128", "--depth", "4"
     figures = figures_of("self_draft_throughput", *asked, tmp_path=tmp_path, monkeypatch=monkeypatch)
