@@ -6,8 +6,7 @@ from dataclasses import replace
 
 from specstream.errors import OutOfBudget
 from specstream.options import MOST_AUTO_CANDIDATES, Options
-from specstream.policy import Planned, longest_round
-from specstream.steady import steady_round
+from specstream.policy import Planned, choose_drafting, verified_us
 
 DEPTHS = (1, 2, 3, 4, 6, 8, 12, MOST_AUTO_CANDIDATES)
 ASSUMED_ACCEPTANCE = 0.8
@@ -17,7 +16,7 @@ ASSUMED_ACCEPTANCE = 0.8
 def choose_depth(options: Options, planned: Planned) -> int:
     """The number of candidates with which the longest requests are predicted to get the most tokens a second.
 
-    Where histories stream, and the ring holds what the link brings while the draft proposes, more candidates cost a
+    By the policy that would be chosen for that number. Where drafting is hidden behind the link, more candidates cost a
     round nothing; where everything is resident, each costs a draft step.
 
     Raises:
@@ -25,13 +24,15 @@ def choose_depth(options: Options, planned: Planned) -> int:
     """
     rates: dict[int, float] = {}
     for depth in DEPTHS:
+        settings = replace(options, num_speculative_tokens=depth)
         try:
-            memory, planner = planned(replace(options, num_speculative_tokens=depth))
+            if settings.drafting == "auto":
+                settings = replace(settings, drafting=choose_drafting(settings, planned))
+            period = verified_us(settings, planned)
         except OutOfBudget:
             if not rates:
                 raise
             break
-        period = steady_round(planner.exact(longest_round(memory, options.max_num_seqs, depth))).period_us
         rates[depth] = expected_tokens(ASSUMED_ACCEPTANCE, depth) / period
     return max(rates, key=rates.__getitem__)
 

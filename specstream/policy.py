@@ -28,18 +28,28 @@ def choose_drafting(options: Options, planned: Planned) -> Policy:
     chunks of the history on the device. Nothing else than the former is asked of a device that is the host: there
     drafts do not run beside the target.
     """
-    requests = options.max_num_seqs
-    memory, planner = planned(replace(options, drafting="sequential"))
+    sequential = replace(options, drafting="sequential")
+    memory, planner = planned(sequential)
+    streams = bool(longest_round(memory, options.max_num_seqs, options.most_candidates).groups)
     beside = planner.profile.device_memory_bytes is not None
-    together = longest_round(memory, requests, options.most_candidates)
-    if not beside or not planner.draft.layers or requests < 2 or not together.groups:
+    if not beside or not planner.draft.layers or options.max_num_seqs < 2 or not streams:
         return "sequential"
-    memory, planner = planned(replace(options, drafting="cohorts"))
-    seats = longest_round(memory, requests, options.most_candidates).seats
-    half = seats[: (requests + 1) // 2]
+    gain = verified_us(sequential, planned) / verified_us(replace(options, drafting="cohorts"), planned)
+    return "cohorts" if gain > LEAST_GAIN else "sequential"
+
+
+def verified_us(options: Options, planned: Planned) -> float:
+    """How long verifying all requests once is predicted to take, by a policy that is settled."""
+    memory, planner = planned(options)
+    round_of_all = longest_round(memory, options.max_num_seqs, options.most_candidates)
+    if options.drafting == "lookahead":  # as if all that comes were foreseen
+        return _period_us(planner, replace(round_of_all, drafts_beside=True))
+    if options.drafting != "cohorts":
+        return _period_us(planner, round_of_all)
+    half = round_of_all.seats[: (options.max_num_seqs + 1) // 2]
     others = tuple(replace(seat.on_host, seat=seat.seat + len(half)) for seat in half)
     turn = replace(memory.round_of(half, options.most_candidates), drafts_beside=True, next_runs=others).warm()
-    return "cohorts" if _period_us(planner, together) > LEAST_GAIN * 2 * _period_us(planner, turn) else "sequential"
+    return 2 * _period_us(planner, turn)
 
 
 def longest_round(memory: MemoryPlan, requests: int, depth: int) -> RoundSpec:
