@@ -258,15 +258,12 @@ class Engine(Exclusive):
         if last is not None and self.options.debug:
             self._planner.bound(last.spec).check(self._planner.bound(spec))
         plan, this = self._planner.plan(spec.canonical()), LastRound.of(spec, turn, running)
-        branches: list[RequestRows] = []
         try:
             with torch.no_grad():
-                if turn is None and spec.drafts_beside:
-                    branches = self._speculator.branch(rows)
-                self._executor.run(plan, spec, self._batch(rows, drafted or branches, plan, this))
+                self._executor.run(plan, spec, self._batch(rows, drafted, plan, this))
             self._planner.prove(plan)
         except BaseException:
-            for row in (*rows, *drafted, *branches):
+            for row in (*rows, *drafted):
                 self._speculator.forget(row.sequence)
             raise
         self._last = this
@@ -354,14 +351,13 @@ class Engine(Exclusive):
         flat = FlatRows.of((row.tokens, row.kv.length, row.logits) for row in rows)
         seats = {row.sequence.seat: SeatRows(row.kv, *place) for row, place in zip(rows, flat.places, strict=True)}
         work = self._next_round.work_ahead(rows, plan, this, self._draft_steps)
-        beside = this.spec.drafts_beside
-        drafts = drafted if beside else rows
+        beside = drafted if this.spec.drafts_beside else None
         return RoundBatch(
             flat,
             seats,
             accept=lambda logits: self._speculator.accept(rows, logits[0]),
-            draft=lambda step: self._speculator.draft(drafts, step),
-            prepare=lambda: self._speculator.prepare(rows, drafted if beside else None),
+            draft=lambda step: self._speculator.draft(step),
+            prepare=lambda: self._speculator.prepare(rows, beside),
             settle=lambda: self._speculator.settle(),
             work_ahead=lambda: next(work, False),
             others={s.seat: s.kv for s in self._scheduler.running if s.kv is not None},

@@ -87,11 +87,10 @@ class Lookahead:
     """Candidates of a round, at most. One more is drafted, for what may follow them all."""
     _branches: dict[tuple[int, tuple[int, ...]], Branch] = field(default_factory=dict)
     """By request and what it would produce."""
-    _forks: list[tuple[int, int, int]] = field(default_factory=list)
-    """Seats of requests and branches, and how many tokens they have in common."""
 
     def begin(self, rows: list[RequestRows]) -> list[RequestRows]:
-        """Makes branches of the requests that verify candidates; returns what is drafted for."""
+        """Makes branches of the requests that verify candidates, on the stream that drafts; returns what is drafted
+        for."""
         self.end()
         going_on = [row for row in rows if self._may_branch(row)]
         seat = self.first_seat
@@ -106,18 +105,13 @@ class Lookahead:
                     continue
                 branch = Branch(outcome, as_if_produced(sequence, produced, seat))
                 self._branches[sequence.request_id, produced] = branch
-                self._forks.append((sequence.seat, seat, len(sequence.tokens) + outcome.accepted))
+                self.drafter.fork(sequence.seat, seat, len(sequence.tokens) + outcome.accepted)
                 seat += 1
         return [branch.row for branch in self._branches.values()]
 
     def _may_branch(self, row: RequestRows) -> bool:
         """Not if the drafter has lost what it had computed: each branch would compute all of it."""
         return row.sequence.drafts and bool(row.candidates.guesses) and self.drafter.knows(row.sequence.seat)
-
-    def fork(self) -> None:
-        """Gives the branches what is computed for their requests; on the stream that drafts."""
-        while self._forks:
-            self.drafter.fork(*self._forks.pop())
 
     def resolve(self, row: RequestRows) -> Candidates | None:
         """The candidates of the branch that came true, whose seat is now the request's; None if none did."""
@@ -142,7 +136,6 @@ class Lookahead:
         for seat in range(self.first_seat, self.first_seat + MOST_BRANCHES):
             self.drafter.free(seat)
         self._branches.clear()
-        self._forks.clear()
 
 
 def as_if_produced(sequence: Sequence, produced: Iterable[int], seat: int) -> RequestRows:

@@ -46,6 +46,8 @@ class Speculator:
     """What `warn` has still to say."""
     _verified: list[RequestRows] = field(default_factory=list, init=False)
     """The round's requests that have logits."""
+    _drafted: list[RequestRows] = field(default_factory=list, init=False)
+    """What its draft steps are for."""
     _on_device: bool = field(default=False, init=False)
     """Whether the round is the kernels'."""
     _beside: bool = field(default=False, init=False)
@@ -55,14 +57,16 @@ class Speculator:
         """Before a round's logits are there: finds out whether the round is the kernels'.
 
         Args:
-            drafted: other requests, for which candidates are proposed meanwhile; None: they are proposed for these.
+            drafted: other requests, for which candidates are proposed meanwhile, with lookahead none; None: they are
+                proposed for these afterwards.
 
         Returns:
             Whether `accept` and what comes after it will not wait for the device.
         """
         self._beside = drafted is not None
-        if self.lookahead is not None:
-            self.lookahead.fork()
+        if drafted is not None and self.lookahead is not None:
+            drafted = self.lookahead.begin(rows)
+        self._drafted = rows if drafted is None else drafted
         verified = self._verified = [row for row in rows if row.logits]
         self._on_device = self.kernels is not None and self.kernels.prepare(verified, drafted)
         return self._on_device and not self._drafts_on_host
@@ -73,7 +77,7 @@ class Speculator:
             assert self.kernels is not None
             self.kernels.accept(logits)
             if self._drafts_on_host:  # the drafter must know what was accepted
-                self.settle()
+                self._read()
             return
         at = 0
         for row in rows:
@@ -90,12 +94,12 @@ class Speculator:
         accepted, produced = self.speculation.accept(sequence.sampling, scores, len(sequence.tokens), row.candidates)
         _take(row, own, scores, accepted, produced)
 
-    def draft(self, rows: list[RequestRows], step: int) -> None:
+    def draft(self, step: int) -> None:
         """One draft step for every request that goes on and has room for one more candidate."""
         if self._on_device and self.kernels is not None and self.kernels.drafts:
             self.kernels.draft()
         else:
-            self._draft(rows, step)
+            self._draft(self._drafted, step)
 
     def _draft(self, rows: list[RequestRows], step: int) -> None:
         assert self.drafter is not None
@@ -117,16 +121,21 @@ class Speculator:
 
     def settle(self) -> None:
         """Waits for what the kernels have been given in this round, and notes what came out."""
-        if self._on_device:
-            assert self.kernels is not None
-            self._on_device = False
-            for outcome in self.kernels.read():
-                try:
-                    self._settle(outcome)
-                except Exception as error:
-                    _fail(outcome.row, error)
+        self._read()
         if self.lookahead is not None:
             self._settle_branches(self.lookahead)
+        self._verified = self._drafted = []  # which hold memory of the requests
+
+    def _read(self) -> None:
+        if not self._on_device:
+            return
+        assert self.kernels is not None
+        self._on_device = False
+        for outcome in self.kernels.read():
+            try:
+                self._settle(outcome)
+            except Exception as error:
+                _fail(outcome.row, error)
 
     def _settle_branches(self, lookahead: Lookahead) -> None:
         """Gives each request the candidates that were drafted for its outcome, or drafts them now."""
@@ -199,10 +208,6 @@ class Speculator:
         text = f"{reason}: speculation is off for request {sequence.request_id}, whose text is not affected"
         self.pending_warnings.append((sequence, text))
 
-    def branch(self, rows: list[RequestRows]) -> list[RequestRows]:
-        """What is drafted for beside the target, as these requests may come to be; none without lookahead."""
-        return self.lookahead.begin(rows) if self.lookahead is not None else []
-
     def warn(self) -> list[tuple[Sequence, Warning]]:
         """Says what `judge` found, once all of a round is noted; returns the warnings that are errors by a filter."""
         errors = []
@@ -218,6 +223,8 @@ class Speculator:
         """Drops what the drafter has computed for a request; it computes that again if it drafts for it."""
         if self.drafter is not None:
             self.drafter.free(sequence.seat)
+        if self.lookahead is not None:
+            self.lookahead.end()
         if self.kernels is not None:
             self.kernels.forget()
             if sequence.candidates.probabilities:  # a round that failed may have overwritten them

@@ -161,10 +161,10 @@ def test_fetches_for_the_next_round_start_before_the_round_ends(monkeypatch: pyt
         chunks = spec.num_fetches - len(spec.entry) + len(spec.exit)  # a group is one
         chunks += spec.num_layers * sum(seat.offload for seat in spec.seats)
 
-        def drafting(rows: object, step: int) -> None:
+        def drafting(step: int) -> None:
             if step == 0:
                 ahead.append(all(landed.acquire(timeout=20) for _ in range(chunks)))
-            draft(rows, step)  # type: ignore[arg-type]
+            draft(step)
 
         monkeypatch.setattr(engine._speculator, "draft", drafting)
         run(plan, spec, batch)

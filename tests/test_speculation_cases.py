@@ -135,7 +135,7 @@ def test_a_draft_that_lies_at_its_second_token(monkeypatch: pytest.MonkeyPatch) 
                 if row.finish_reason is None and at < NEW_TOKENS - 1:
                     row.next_candidates.tokens.append((tokens[at] + (step == 1)) % 96)
 
-        monkeypatch.setattr(engine._speculator, "draft", draft)
+        monkeypatch.setattr(engine._speculator, "_draft", draft)
         request = Request(ids, NEW_TOKENS)
         serve(engine, [request])
         assert request.tokens == tokens
@@ -210,7 +210,7 @@ def test_each_row_of_a_batch_equals_its_own_run(draft: str) -> None:
 def test_acceptance_recovers_after_the_draft_starved(window: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     target, generator = model("qwen3"), random.Random(0)
     with make_engine(target, target, num_speculative_tokens=4, draft_window=window, **SMALL) as engine:
-        draft, fed, starved = engine._speculator.draft, 4, 0
+        draft, fed, starved = engine._speculator._draft, 4, 0
 
         def starving(rows: list[RequestRows], step: int) -> None:
             nonlocal fed, starved
@@ -220,7 +220,7 @@ def test_acceptance_recovers_after_the_draft_starved(window: int | None, monkeyp
             if step < fed:
                 draft(rows, step)
 
-        monkeypatch.setattr(engine._speculator, "draft", starving)
+        monkeypatch.setattr(engine._speculator, "_draft", starving)
         requests = [Request(prompt(length), NEW_TOKENS, joins=joins) for length, joins in ((9, 0), (14, 3))]
         serve(engine, requests)
         metrics = engine.metrics()
@@ -234,7 +234,7 @@ def test_acceptance_recovers_after_candidates_were_rejected(monkeypatch: pytest.
     """The draft's KV of what the target did not commit must be forgotten."""
     target, generator = model("qwen3"), random.Random(1)
     with make_engine(target, target, num_speculative_tokens=4, **SMALL) as engine:
-        draft, lie_at, lies = engine._speculator.draft, -1, 0
+        draft, lie_at, lies = engine._speculator._draft, -1, 0
 
         def lying(rows: list[RequestRows], step: int) -> None:
             nonlocal lie_at, lies
@@ -250,7 +250,7 @@ def test_acceptance_recovers_after_candidates_were_rejected(monkeypatch: pytest.
                     ) % 96  # the next step feeds on it
                     lies += len(row.next_candidates.tokens) > 0
 
-        monkeypatch.setattr(engine._speculator, "draft", lying)
+        monkeypatch.setattr(engine._speculator, "_draft", lying)
         request = Request(prompt(9), NEW_TOKENS)
         engine.submit(request.prompt, max_new_tokens=NEW_TOKENS)
         truthful = 0
