@@ -100,7 +100,12 @@ ROWS = {
         for name, (batch, context) in COHORTS.items()
     },
     **{
-        f"ring-{name}": Row(f"long_ring.py --draft {draft}", "over_short_ring", at_most=0.35)
+        f"one-{figure}-{name}": Row(f"one_request.py --draft {draft}", field, at_most=bar)
+        for figure, field, bar in (
+            ("lookahead", "lookahead_over_short", 0.35),
+            ("ring", "long_over_short", 0.35),
+            ("hits", "hit_rate_error", 0.03),
+        )
         for name, draft in (("second", "qwen3-0.6b"), ("self", "self"))
     },
     **{

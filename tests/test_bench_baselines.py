@@ -45,9 +45,11 @@ def test_the_scripts_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     )
     assert cohorts["exposed"] == pytest.approx(max(0, 1 - 1 / cohorts["on_over_off"]))
     few = "--target", "tiny", "--rounds", "2"
-    ring = figures_of("long_ring", *few, "--draft", "self", "--context", "512", "--depth", "2", **places)
-    (rings,) = ring["depths"].values()
-    assert ring["over_short_ring"] == pytest.approx(rings["long"]["exposed_ms"] / rings["short"]["exposed_ms"])
+    alone = figures_of("one_request", *few, "--draft", "self", "--context", "512", "--depth", "2", **places)
+    (ways,) = alone["depths"].values()
+    exposed = ways["lookahead"]["exposed_ms"] / ways["short"]["exposed_ms"]
+    assert alone["lookahead_over_short"] == pytest.approx(exposed)
+    assert 0 < alone["expected_hit_rates"]["2"] < 1
     grid = figures_of(
         "grid",
         *tiny[:2],

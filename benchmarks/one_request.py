@@ -1,0 +1,124 @@
+"""Drafting for one request: what it costs a round after acceptance, with a short and a long ring, and with lookahead.
+
+    python benchmarks/one_request.py [--draft qwen3-0.6b|self] [--context 32768] [--depth 4 8 12] [--rounds 100]
+
+One request with a random history of which nothing is resident, bfloat16; 8 of 10 candidates are made up to be right
+after those before them were, and with lookahead the target's own token is foreseen as often as is assumed. For each
+number of candidates there are three engines: one that drafts after acceptance, with a ring of as few slots as keep the
+link busy while rounds are computed; one with the automatic ring, which holds what the link brings meanwhile; and one
+with lookahead and the short ring. In each, rounds with drafting are measured, then rounds without, and taken by the
+byte that they stream: the difference is what drafting exposes. `long_over_short` and `lookahead_over_short` are
+quotients of what is exposed, of all numbers of candidates together; `hit_rate_error` is how far the share of outcomes
+foreseen is from what was expected of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+from contextlib import closing
+from typing import Any
+
+from specstream.bench_machine import choose_device, machine, versions
+from specstream.bench_pair import BenchPair, made_up, measured_rounds, place_requests, tokens_of_rounds
+from specstream.bench_report import prediction, report
+from specstream.bench_setup import memory_figures
+from specstream.cli import positive
+from specstream.lookahead import MOST_BRANCHES, likely_outcomes
+from specstream.rates import link_bandwidth
+from specstream.speculate import GUESSES, Candidates
+
+ACCEPTANCE = 0.8
+SHORT_RING = {"staging_slots": 4}
+"""As many slots as an automatic ring begins with."""
+WAYS: dict[str, dict[str, Any]] = {
+    "short": {"drafting": "sequential"} | SHORT_RING,
+    "long": {"drafting": "sequential"},
+    "lookahead": {"drafting": "lookahead"} | SHORT_RING,
+}
+
+
+def expected_hit_rate(depth: int) -> float:
+    """The chance that an outcome has a branch: of each number of accepted candidates, times the branches' shares."""
+    guesses = [[index * GUESSES + guess for guess in range(GUESSES)] for index in range(depth + 1)]
+    candidates = Candidates([tokens[0] for tokens in guesses[:depth]], guesses=guesses)
+    chances = [ACCEPTANCE**accepted * (1 - ACCEPTANCE) for accepted in range(depth)] + [ACCEPTANCE**depth]
+    outcomes = likely_outcomes(ACCEPTANCE, candidates, MOST_BRANCHES)
+    return sum(chances[outcome.accepted] * outcome.share for outcome in outcomes)
+
+
+def measure_way(pair: BenchPair, depth: int, given: argparse.Namespace, way: dict[str, Any]) -> dict[str, Any]:
+    """The figures of one engine."""
+    options = {"max_model_len": given.context, "max_num_seqs": 1, "num_speculative_tokens": depth} | way
+    with closing(pair.engine(**options, **made_up(ACCEPTANCE))) as engine:
+        place_requests(engine, given.context, tokens_of_rounds(given.rounds, depth))
+        on_seconds, on_bytes = measured_rounds(engine, given.rounds, drafts=True)
+        assert engine._latest_spec is not None
+        foreseen, metrics = prediction(engine._planner, engine._latest_spec)["predicted_ms"], engine.metrics()
+        off_seconds, off_bytes = measured_rounds(engine, given.rounds, drafts=False)
+        without = off_seconds / off_bytes * on_bytes
+        return {
+            "slots": memory_figures(engine)["staging_slots"],
+            "device_kv_bytes": memory_figures(engine)["device_kv_bytes"],
+            "round_ms": on_seconds / given.rounds * 1e3,
+            "without_ms": without / given.rounds * 1e3,
+            "exposed_ms": (on_seconds - without) / given.rounds * 1e3,
+            "hit_rate": metrics.lookahead_hit_rate,
+            "predicted_ms": foreseen["round"],
+            "predicted_exposed_ms": foreseen.get("exposed draft", 0.0),
+        }
+
+
+def measure(given: argparse.Namespace) -> dict[str, Any]:
+    device = choose_device(given.device)
+    link = link_bandwidth(device)
+    pair = BenchPair.make(given.target, given.draft, given.context, 1, device, max(given.depth) + 1)
+    depths = {
+        depth: {name: measure_way(pair, depth, given, way) for name, way in WAYS.items()} for depth in given.depth
+    }
+    exposed = {name: sum(ways[name]["exposed_ms"] for ways in depths.values()) for name in WAYS}
+    expected = {depth: expected_hit_rate(depth) for depth in given.depth}
+    return {
+        "benchmark": "one request",
+        "machine": machine(device),
+        "versions": versions(),
+        "target": pair.target.figures(),
+        "draft": given.draft,
+        "context": given.context,
+        "link_bytes_per_second": link,
+        "depths": depths,
+        "exposed_ms": exposed,
+        "long_over_short": exposed["long"] / exposed["short"],
+        "lookahead_over_short": exposed["lookahead"] / exposed["short"],
+        "expected_hit_rates": expected,
+        "hit_rate_error": max(abs(depths[depth]["lookahead"]["hit_rate"] - rate) for depth, rate in expected.items()),
+    }
+
+
+def parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", default="qwen3-8b", metavar="PRESET|DIR")
+    parser.add_argument("--draft", default="qwen3-0.6b", metavar="PRESET|DIR|self")
+    parser.add_argument("--context", type=positive, default=32_768, metavar="N", help="tokens (32768)")
+    parser.add_argument("--depth", type=positive, nargs="+", default=[4, 8, 12], help="candidates a round (4 8 12)")
+    parser.add_argument("--rounds", type=positive, default=40, metavar="N", help="measured of each kind (40)")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (auto)")
+    parser.add_argument("--json", metavar="FILE", help="write the figures there too; - for stdout and nothing else")
+    return parser
+
+
+def main() -> None:
+    given = parser().parse_args()
+    figures = measure(given)
+    shown = {
+        f"{depth} candidates, {name}": f"{one['slots']} slots, {one['round_ms']:.2f} ms a round "
+        f"({one['predicted_ms']:.2f} predicted), {one['exposed_ms']:.2f} of it exposed"
+        + (f"; {one['hit_rate']:.2f} foreseen of {figures['expected_hit_rates'][depth]:.2f}" if one["hit_rate"] else "")
+        for depth, ways in figures["depths"].items()
+        for name, one in ways.items()
+    }
+    shown["machine"] = figures["machine"]["device"]
+    report(f"{given.target} and {given.draft}, 1 x {given.context} tokens", shown, figures, given.json)
+
+
+if __name__ == "__main__":
+    main()
