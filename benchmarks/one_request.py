@@ -23,7 +23,8 @@ from specstream.bench_pair import BenchPair, made_up, measured_rounds, place_req
 from specstream.bench_report import prediction, report
 from specstream.bench_setup import memory_figures
 from specstream.cli import positive
-from specstream.lookahead import MOST_BRANCHES, likely_outcomes
+from specstream.lookahead import MOST_BRANCHES, RANK_SHARES, SELF_RANK_SHARES, Shares, likely_outcomes
+from specstream.options import SELF
 from specstream.rates import link_bandwidth
 from specstream.speculate import GUESSES, Candidates
 
@@ -37,12 +38,12 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-def expected_hit_rate(depth: int) -> float:
+def expected_hit_rate(depth: int, rank_shares: Shares) -> float:
     """The chance that an outcome has a branch: of each number of accepted candidates, times the branches' shares."""
     guesses = [[index * GUESSES + guess for guess in range(GUESSES)] for index in range(depth + 1)]
     candidates = Candidates([tokens[0] for tokens in guesses[:depth]], guesses=guesses)
     chances = [ACCEPTANCE**accepted * (1 - ACCEPTANCE) for accepted in range(depth)] + [ACCEPTANCE**depth]
-    outcomes = likely_outcomes(ACCEPTANCE, candidates, MOST_BRANCHES)
+    outcomes = likely_outcomes(ACCEPTANCE, rank_shares, candidates, MOST_BRANCHES)
     return sum(chances[outcome.accepted] * outcome.share for outcome in outcomes)
 
 
@@ -76,7 +77,8 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
         depth: {name: measure_way(pair, depth, given, way) for name, way in WAYS.items()} for depth in given.depth
     }
     exposed = {name: sum(ways[name]["exposed_ms"] for ways in depths.values()) for name in WAYS}
-    expected = {depth: expected_hit_rate(depth) for depth in given.depth}
+    shares = SELF_RANK_SHARES if given.draft == SELF else RANK_SHARES
+    expected = {depth: expected_hit_rate(depth, shares) for depth in given.depth}
     return {
         "benchmark": "one request",
         "machine": machine(device),

@@ -21,7 +21,7 @@ from specstream.executor import CpuExecutor, Executor
 from specstream.graph import ModelSpec, PartitionedModel
 from specstream.idle import idle_bytes
 from specstream.kv import DeviceStore, HostStore
-from specstream.lookahead import Lookahead, branches_of
+from specstream.lookahead import RANK_SHARES, SELF_RANK_SHARES, Lookahead, branches_of
 from specstream.memory import MemoryPlan, plan_memory, resolve_batched_tokens, resolve_max_model_len
 from specstream.models.load import load_model
 from specstream.models.rope import inherited_rope, max_positions
@@ -194,7 +194,7 @@ def build_engine(
         host.prepare()
     branches, vocab = branches_of(options), target.spec.vocab_size
     drafter = drafter_kind(draft, window, vocab, options.max_num_seqs, branches) if draft else None
-    speculator = _speculator(options, target.spec, drafter)
+    speculator = _speculator(options, target, drafter)
     executor = _executor(target, store, memory, options)
     return Engine(options, memory, planner, executor, host, speculator, tokenizer, generation_config)
 
@@ -225,10 +225,11 @@ def _executor(target: PartitionedModel, store: DeviceStore, memory: MemoryPlan, 
     return executor
 
 
-def _speculator(options: Options, target: ModelSpec, drafter: Drafter | None) -> Speculator:
-    speculation, lookahead = Speculation.of(options), None
+def _speculator(options: Options, model: PartitionedModel, drafter: Drafter | None) -> Speculator:
+    speculation, lookahead, target = Speculation.of(options), None, model.spec
     if options.drafting == "lookahead" and drafter is not None:
-        lookahead = Lookahead(drafter, options.max_num_seqs, options.most_candidates)
+        shares = SELF_RANK_SHARES if drafter.model is model else RANK_SHARES
+        lookahead = Lookahead(drafter, options.max_num_seqs, options.most_candidates, shares)
     if target.device.type == "cpu":
         return Speculator(speculation, drafter, None, lookahead)
     from specstream.cuda_draft import CudaDrafter

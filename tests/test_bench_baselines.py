@@ -50,6 +50,11 @@ def test_the_scripts_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     exposed = ways["lookahead"]["exposed_ms"] / ways["short"]["exposed_ms"]
     assert alone["lookahead_over_short"] == pytest.approx(exposed)
     assert 0 < alone["expected_hit_rates"]["2"] < 1
+    ranks = figures_of("recovery_ranks", "--context", "128", "--prompts", "2", **places)
+    assert 0.3 < ranks["agreement"] < 1
+    assert 0.1 < sum(ranks["rank_shares"]) <= 1
+    itself = figures_of("recovery_ranks", "--draft", "self", "--context", "64", "--prompts", "1", **places)
+    assert itself["agreement"] == 1.0, "a window of everything"
     grid = figures_of(
         "grid",
         *tiny[:2],

@@ -133,14 +133,14 @@ def test_made_up_outcomes_are_foreseen_as_often_as_assumed(rate: float) -> None:
 
 def test_likely_outcomes() -> None:
     candidates = Candidates([7, 8], guesses=[[7, 1, 2], [9, 8, 3], [5, 6, 4]])
-    outcomes = likely_outcomes(0.9, candidates, 20)
+    outcomes = likely_outcomes(0.9, RANK_SHARES, candidates, 20)
     assert [(o.accepted, o.token) for o in outcomes[:3]] == [(2, 5), (0, 1), (1, 9)]
     assert {(o.accepted, o.token) for o in outcomes} == {
         (0, 1), (0, 2), (1, 9), (1, 3), (2, 5), (2, 6), (2, 4),
     }  # fmt: skip
-    assert likely_outcomes(0.9, candidates, 2) == outcomes[:2]
-    assert likely_outcomes(0.1, candidates, 1)[0].accepted == 0
-    assert not likely_outcomes(0.9, Candidates(), 5)
+    assert likely_outcomes(0.9, RANK_SHARES, candidates, 2) == outcomes[:2]
+    assert likely_outcomes(0.1, RANK_SHARES, candidates, 1)[0].accepted == 0
+    assert not likely_outcomes(0.9, RANK_SHARES, Candidates(), 5)
 
 
 def test_branches_are_no_more_than_there_is_room_for() -> None:
