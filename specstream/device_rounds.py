@@ -74,8 +74,8 @@ class DeviceRounds:
         self._tables: dict[int, SeatTables] = {}
         self._others: dict[int, SeatTables] = {}
         """Of requests that are drafted for while others verify, and of what these may come to."""
-        ahead = self.drafter is not None and self.drafter.branches.count > 0
-        self._drafted_depth, self._guesses = depth + ahead, speculation.guesses
+        self._looks_ahead = self.drafter is not None and self.drafter.branches.count > 0
+        self._drafted_depth, self._guesses = depth + self._looks_ahead, speculation.guesses
         self._most_others = max_seats + (self.drafter.branches.count if self.drafter is not None else 0)
         self._drafts: dict[SeatTables, DeviceDraft] = {}
         self._drawn_from: dict[SeatTables, DrawnFrom] = {}
@@ -106,8 +106,12 @@ class DeviceRounds:
                 rows = seats * (self.depth + 1)
                 logits = torch.zeros(rows, self.vocab_size, dtype=dtype, device=self.device)
                 accept_on_device(tables, logits, *GREEDY, synthetic, None)
-                if self.drafter is not None:
+                if self.drafter is not None and not self._looks_ahead:
                     self._draft_of(tables).load_kernels(GREEDY)
+            for seats in (*seat_counts(self.max_seats), self._most_others) if self._looks_ahead else ():
+                self._others_size = seats
+                self._drafting.fill([], [], self.speculation)
+                self._draft_of(self._drafting).load_kernels(GREEDY)
 
     def prepare(self, rows: list[RequestRows], drafted: list[RequestRows] | None = None) -> bool:
         """Tells the device about the requests that have logits in a round, all that is known before these are there.
@@ -123,7 +127,7 @@ class DeviceRounds:
         settings = _all_settings([row for row in rows if row.sequence.kept == Kept()])
         if not rows or len(settings) < len(rows):
             return False
-        self._size = self._size_for(rows, self.max_seats)
+        self._size = self._size_for(rows)
         self._kind = self._draft_kind = self._kind_of(rows, settings)
         self._rows, self._drafted, self._draft = rows, [], None
         if self._kind[1] == "standard":
@@ -141,7 +145,7 @@ class DeviceRounds:
         """Tells the device about requests that do not verify, if the kernels do all that they want."""
         settings = _all_settings(drafted)
         if len(settings) == len(drafted):
-            self._others_size = self._size_for(drafted, self._most_others)
+            self._others_size = self._size_for(drafted)
             tables = self._drafting
             tables.fill(drafted, settings, self.speculation)
             tables.tell_known(drafted)
@@ -244,9 +248,10 @@ class DeviceRounds:
             self._others[self._others_size] = made
         return self._others[self._others_size]
 
-    def _size_for(self, rows: list[RequestRows], most: int) -> int:
+    def _size_for(self, rows: list[RequestRows]) -> int:
+        """Seats of the tables for these rows: as many as there can be if there are branches among them."""
         highest = max(row.sequence.seat for row in rows)
-        return min(1 << highest.bit_length(), most)
+        return min(1 << highest.bit_length(), self.max_seats) if highest < self.max_seats else self._most_others
 
     def _kind_of(self, rows: list[RequestRows], settings: list[KernelSettings]) -> Kind:
         sampled = any(row.sequence.sampling.do_sample for row in rows)

@@ -87,18 +87,21 @@ def test_the_bundled_pair_gives_the_same_tokens_as_on_the_cpu() -> None:
 
 
 @pytest.mark.parametrize("budget", ["512KiB", "auto"])
-def test_cohorts_get_the_targets_tokens(budget: str) -> None:
-    """Rounds are replayed while the draft steps of the other requests run beside them."""
+@pytest.mark.parametrize("drafting", ["cohorts", "lookahead"])
+def test_drafting_beside_the_target_leaves_its_tokens(drafting: str, budget: str) -> None:
+    """Rounds are replayed while draft steps, of other requests or for what these may come to, run beside them."""
     target = build("qwen3", torch.float32, 0, eos_token_id=None, head_dim=64).to("cuda")
     expected = build("qwen3", torch.float32, 0, eos_token_id=None, head_dim=64)
     options: dict[str, Any] = {"max_model_len": 256, "chunk_tokens": 16, "max_num_seqs": 4, "debug": True}
     options |= {"group_chunks": 4, "staging_slots": 3}  # so that rounds recur
-    engine, executor = cuda_engine(target, target, drafting="cohorts", gpu_kv_budget=budget, **options)
+    engine, executor = cuda_engine(target, target, drafting=drafting, gpu_kv_budget=budget, **options)
     with engine:
         requests = [Request(prompt(150 - 20 * number, number), 80, joins=2 * number) for number in range(4)]
         serve(engine, requests)
         assert any(key[0].drafts_beside for key in executor._graphs)
-        assert engine.metrics().mean_acceptance_length > 4
+        metrics = engine.metrics()
+        assert metrics.mean_acceptance_length > 4
+        assert (metrics.lookahead_hit_rate > 0.9) == (drafting == "lookahead")
     with specstream.compile(expected, None, max_model_len=256) as alone:
         for request in requests:
             out: Any = alone.generate([list(request.prompt)], max_new_tokens=80)
@@ -222,7 +225,7 @@ def test_who_joins_or_leaves_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) 
                 assert one.leaves is not None or len(one.tokens) == 40
 
 
-@pytest.mark.parametrize("drafting", ["sequential", "cohorts"])
+@pytest.mark.parametrize("drafting", ["sequential", "cohorts", "lookahead"])
 def test_who_joins_or_leaves_has_no_kernel_compiled(drafting: str, monkeypatch: pytest.MonkeyPatch) -> None:
     models = [build("qwen3", torch.bfloat16, seed, eos_token_id=None, head_dim=64).to("cuda") for seed in (0, 1)]
     options: dict[str, Any] = {"max_model_len": 512, "chunk_tokens": 16, "max_num_seqs": 5, "gpu_kv_budget": "512KiB"}
