@@ -105,7 +105,10 @@ def _loaded(role: str, model: Model, dtype: Any, device: Any) -> tuple[nn.Module
     try:
         return load_model(model, dtype, device)
     except InvalidOption as error:
-        raise error.renamed({"model": role}) from error
+        refused = error.renamed({"model": role})
+        if role == "draft":
+            refused = InvalidOption(role, error.given, f'{error.allowed}, "{SELF}" or None', error.way_out)
+        raise refused from error
 
 
 def _check_device(device: Any) -> None:

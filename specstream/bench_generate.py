@@ -110,7 +110,10 @@ def measure(given: argparse.Namespace, progress: Progress, models: BenchModels) 
             steps = decode(engine)
         counted = steps[given.warmup :]
         if not counted:
-            raise UsageError(f"--warmup {given.warmup} leaves none of the {len(steps)} decode rounds to count")
+            raise UsageError(
+                f"--warmup {given.warmup} leaves none of the {len(steps)} decode rounds to count; lower it, or raise "
+                "--new-tokens"
+            )
         return {
             "benchmark": "generate",
             "machine": machine(device),
@@ -122,6 +125,7 @@ def measure(given: argparse.Namespace, progress: Progress, models: BenchModels) 
             "setup_seconds": setup_seconds,
             "num_speculative_tokens": engine.options.most_candidates if draft else 0,
             "drafting": engine.options.drafting,
+            "lookahead_hit_rate": engine.metrics().lookahead_hit_rate,
             **memory_figures(engine),
             "link_bytes_per_second": link,
             "prefill_seconds": None if given.skip_prefill else engine.metrics().prefill_seconds,
@@ -213,7 +217,8 @@ def table_rows(figures: dict[str, Any]) -> dict[str, str]:
     rows = {
         "decoding": f"{figures['tokens_per_second']:.2f} tokens/s ({figures['decode_tokens']} tokens in "
         f"{figures['decode_rounds']} rounds)",
-        "drafting": f"{figures['drafting']}, {figures['num_speculative_tokens']} candidates a round at most",
+        "drafting": f"{figures['drafting']}, {figures['num_speculative_tokens']} candidates a round at most"
+        + (f"; {figures['lookahead_hit_rate']:.0%} of outcomes foreseen" if figures["drafting"] == "lookahead" else ""),
         "a token": milliseconds(figures["token_ms"]),
         "a round": milliseconds(figures["round_ms"]),
         "mean acceptance length": f"{figures['mean_acceptance_length']:.2f}"

@@ -44,6 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     given = make_parser().parse_args(arguments)
     try:
+        check_output(given)
         with plain_warnings():
             return int(given.run(given))
     except KeyboardInterrupt:
@@ -57,6 +58,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         print(f"specstream: error: {as_flags(one_line(error), given)}", file=sys.stderr)
         return USAGE if _is_usage(error, given) else FAILURE
+
+
+def check_output(given: argparse.Namespace) -> None:
+    """Refuses a --json that cannot be written before anything is measured for it.
+
+    Raises:
+        UsageError: it is a folder, or in none.
+    """
+    name = getattr(given, "json", None)
+    if not isinstance(name, str) or name == "-":
+        return
+    if os.path.isdir(name) or not os.path.isdir(os.path.dirname(name) or "."):
+        raise UsageError(f"--json {name}: it has to be a file in a folder that is there, or - for stdout")
 
 
 @contextmanager

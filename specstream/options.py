@@ -139,7 +139,8 @@ class Options:
             if getattr(self, name) not in words:
                 raise InvalidOption(name, getattr(self, name), " or ".join(f'"{word}"' for word in words))
         if self.drafting == "cohorts" and self.max_num_seqs == 1:
-            raise InvalidOption("drafting", "cohorts", '"auto", "sequential" or "off" with max_num_seqs=1')
+            allowed = '"auto", "sequential", "lookahead" or "off" with max_num_seqs=1'
+            raise InvalidOption("drafting", "cohorts", allowed, "Requests take turns: allow two or more.")
         self._check_synthetic()
         if self.gpu_kv_budget not in ("auto", "min"):
             parse_size("gpu_kv_budget", self.gpu_kv_budget, ', or "auto" or "min"')

@@ -76,7 +76,10 @@ def read_profile(file: Path) -> DeviceProfile | None:
         text = file.read_text("utf-8")
     except OSError:
         return None
-    values = json.loads(text)
+    try:
+        values = json.loads(text)
+    except RecursionError as error:  # of what is nested too deep
+        raise ValueError(str(error)) from error
     names = {field.name for field in fields(DeviceProfile)}
     if not isinstance(values, dict) or values.keys() != names:
         raise ValueError(f"it does not have the fields {', '.join(sorted(names))}, and no others")

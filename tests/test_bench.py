@@ -171,11 +171,12 @@ def test_decoding_with_samples() -> None:
         (("generate", *shared(64)), "--context 64 leaves no prompt before --new-tokens 128"),
         (("generate", *shared(256), "--depth", "129"), "--depth: got 129; allowed: an integer from 1 to 128"),
         (("generate", *shared(256), "--new-tokens", "2", "--warmup", "9"), "--warmup 9 leaves none of the"),
+        (("round", *shared(64), "--json", "no/such/figures.json"), "--json no/such/figures.json: it has to be a file"),
         (("generate", *shared(256), "--draft-window", "8"), "--draft-window: got 8; allowed: None with --draft none"),
         (("generate", *shared(256), "--draft", "none", "--drafting", "cohorts"), "--drafting: got 'cohorts'"),
         (
             ("generate", *shared(256), "--draft", "self", "--batch", "1", "--drafting", "cohorts"),
-            '"auto", "sequential" or "off" with --batch 1',
+            '"auto", "sequential", "lookahead" or "off" with --batch 1',
         ),
         (("generate", *shared(256), "--resident", "1", "--gpu-kv-budget", "1MiB"), "give one of them"),
         (("generate", *shared(256), "--gpu-kv-budget", "1KiB"), "--gpu-kv-budget is 1.00 KiB; the least that works"),

@@ -92,8 +92,9 @@ def test_a_target_that_drafts_for_itself_has_a_window() -> None:
 @pytest.mark.parametrize(("role", "models"), [("target", ("", None)), ("draft", (None, ""))])
 def test_a_name_that_is_none_is_that_of_one_of_two_models(role: str, models: tuple[str | None, ...]) -> None:
     target, draft = (model("qwen3") if name is None else name for name in models)
-    with pytest.raises(InvalidOption, match=rf"^{role}: got ''; allowed: a directory"):
+    with pytest.raises(InvalidOption, match=rf"^{role}: got ''; allowed: a directory") as refused:
         specstream.compile(target, draft)
+    assert ('"self" or None' in str(refused.value)) == (role == "draft")
 
 
 def test_without_a_draft_the_most_candidates_and_coupled_sampling_may_stay() -> None:

@@ -86,6 +86,7 @@ def test_draft_steps_are_beside_the_target_and_nothing_waits_for_them() -> None:
         engine.step()
         plan = engine.plan
     assert plan.spec.drafts_beside
+    assert "drafted for meanwhile: likely outcomes of this round\n" in str(plan)
     assert plan.spec.draft_steps == 5, "one more than candidates: for what may follow them all"
     launches = [step.name for step in plan.steps if step.op is StepOp.LAUNCH]
     assert launches.index("draft/0") < launches.index("accept")

@@ -38,7 +38,8 @@ def describe_plan(plan: Plan) -> str:
     if spec.drafts_beside:
         verified = {seat.seat for seat in spec.seats}
         others = sorted({run.seat for run in spec.next_runs or ()} - verified)
-        lines.append(f"  drafted for meanwhile: seats {', '.join(map(str, others))}")
+        whom = f"seats {', '.join(map(str, others))}" if others else "likely outcomes of this round"
+        lines.append(f"  drafted for meanwhile: {whom}")
     drafts = exposure(plan, Lane.DRAFT)
     timeline = drafts.timeline
     following = "from one round to the next" if timeline.repeats else "for this round alone"
