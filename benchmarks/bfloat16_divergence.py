@@ -22,6 +22,7 @@ from transformers.utils import logging
 from specstream.api import build_engine
 from specstream.bench_machine import choose_device, machine, versions
 from specstream.bench_report import report
+from specstream.bench_text import Alone, alone
 from specstream.cli import positive
 from specstream.compiler import compile_model, lower_model
 from specstream.engine import Engine
@@ -39,37 +40,6 @@ PROMPTS = (
 CHUNK_TOKENS = 8
 MOST_ROWS = 4096
 """Of a call of a compiled piece: a drafter that catches up with eight requests."""
-
-
-@dataclass(frozen=True)
-class Alone:
-    """A text of the target's own, one token at a time."""
-
-    prompt: list[int]
-    tokens: list[int]
-    logits: Tensor
-    """float32 [tokens, vocab]"""
-
-    def gap(self, index: int) -> float:
-        """By how much the best logit of a token exceeds the second."""
-        best = self.logits[index].topk(2).values
-        return float(best[0] - best[1])
-
-
-def alone(target: nn.Module, prompt: list[int], new_tokens: int) -> Alone:
-    generate: Any = target.generate
-    ids = torch.tensor([prompt], device=next(target.parameters()).device)
-    out = generate(
-        ids,
-        attention_mask=torch.ones_like(ids),
-        max_new_tokens=new_tokens,
-        eos_token_id=None,
-        pad_token_id=0,
-        do_sample=False,
-        return_dict_in_generate=True,
-        output_logits=True,
-    )
-    return Alone(prompt, out.sequences[0, len(prompt) :].tolist(), torch.cat(out.logits).float())
 
 
 @torch.no_grad()

@@ -15,13 +15,11 @@ from contextlib import closing
 from typing import Any
 
 from specstream.bench_machine import choose_device, machine, versions
-from specstream.bench_pair import BenchPair, made_up, measured_rounds, place_requests, tokens_of_rounds
+from specstream.bench_pair import MADE_UP, BenchPair, measured_rounds, place_requests, tokens_of_rounds
 from specstream.bench_report import milliseconds, report
 from specstream.bench_setup import memory_figures
 from specstream.cli import positive
 from specstream.rates import link_bandwidth
-
-ACCEPTANCE = 0.8
 
 
 def measure(given: argparse.Namespace) -> dict[str, Any]:
@@ -34,7 +32,7 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
         "num_speculative_tokens": given.depth,
         "drafting": "cohorts",
     }
-    with closing(pair.engine(**options, **made_up(ACCEPTANCE))) as engine:
+    with closing(pair.engine(**options, **MADE_UP)) as engine:
         place_requests(engine, given.context, tokens_of_rounds(given.rounds, given.depth))
         on_seconds, on_bytes = measured_rounds(engine, given.rounds, drafts=True)
         off_seconds, off_bytes = measured_rounds(engine, given.rounds, drafts=False)

@@ -20,19 +20,18 @@ from typing import Any
 import torch
 
 from specstream.bench_machine import choose_device, machine, versions
-from specstream.bench_pair import BenchPair, made_up, measured_rounds, place_requests, tokens_of_rounds
+from specstream.bench_pair import MADE_UP, BenchPair, measured_rounds, place_requests, tokens_of_rounds
 from specstream.bench_report import Progress, prediction, report
 from specstream.cli import positive
 from specstream.depth import expected_tokens
 from specstream.errors import OutOfBudget
 from specstream.options import MOST_AUTO_CANDIDATES, format_size, parse_size
-
-ACCEPTANCE = 0.8
+from specstream.speculate import ASSUMED_ACCEPTANCE
 
 
 def measure_point(pair: BenchPair, context: int, batch: int, rounds: int, **options: Any) -> dict[str, Any]:
     """The figures of one engine."""
-    given = {"max_model_len": context, "max_num_seqs": batch} | options | made_up(ACCEPTANCE)
+    given = {"max_model_len": context, "max_num_seqs": batch} | options | MADE_UP
     with closing(pair.engine(**given)) as engine:
         place_requests(engine, context, tokens_of_rounds(rounds, MOST_AUTO_CANDIDATES))
         seconds, streamed = measured_rounds(engine, rounds, drafts=True)
@@ -40,7 +39,7 @@ def measure_point(pair: BenchPair, context: int, batch: int, rounds: int, **opti
         spec, chosen = engine._latest_spec, engine.options
         foreseen = prediction(engine._planner, spec)["predicted_ms"]["round"]
         ms = seconds / rounds * 1e3
-        tokens = len(spec.seats) * expected_tokens(ACCEPTANCE, chosen.most_candidates)
+        tokens = len(spec.seats) * expected_tokens(ASSUMED_ACCEPTANCE, chosen.most_candidates)
         return {
             "drafting": chosen.drafting,
             "depth": chosen.most_candidates,
@@ -127,7 +126,7 @@ def main() -> None:
         f"{figures['least_over_sequential']:.3f} at least, {figures['mean_over_sequential']:.3f} on average"
     )
     shown["machine"] = figures["machine"]["device"]
-    report(f"{given.target} and {given.draft}, acceptance {ACCEPTANCE}", shown, figures, given.json)
+    report(f"{given.target} and {given.draft}, acceptance {ASSUMED_ACCEPTANCE}", shown, figures, given.json)
 
 
 if __name__ == "__main__":

@@ -19,16 +19,15 @@ from contextlib import closing
 from typing import Any
 
 from specstream.bench_machine import choose_device, machine, versions
-from specstream.bench_pair import BenchPair, made_up, measured_rounds, place_requests, tokens_of_rounds
+from specstream.bench_pair import MADE_UP, BenchPair, measured_rounds, place_requests, tokens_of_rounds
 from specstream.bench_report import prediction, report
 from specstream.bench_setup import memory_figures
 from specstream.cli import positive
 from specstream.lookahead import MOST_BRANCHES, RANK_SHARES, SELF_RANK_SHARES, Shares, likely_outcomes
 from specstream.options import SELF
 from specstream.rates import link_bandwidth
-from specstream.speculate import GUESSES, Candidates
+from specstream.speculate import ASSUMED_ACCEPTANCE, GUESSES, Candidates
 
-ACCEPTANCE = 0.8
 SHORT_RING = {"staging_slots": 4}
 """As many slots as an automatic ring begins with."""
 WAYS: dict[str, dict[str, Any]] = {
@@ -42,15 +41,16 @@ def expected_hit_rate(depth: int, rank_shares: Shares) -> float:
     """The chance that an outcome has a branch: of each number of accepted candidates, times the branches' shares."""
     guesses = [[index * GUESSES + guess for guess in range(GUESSES)] for index in range(depth + 1)]
     candidates = Candidates([tokens[0] for tokens in guesses[:depth]], guesses=guesses)
-    chances = [ACCEPTANCE**accepted * (1 - ACCEPTANCE) for accepted in range(depth)] + [ACCEPTANCE**depth]
-    outcomes = likely_outcomes(ACCEPTANCE, rank_shares, candidates, MOST_BRANCHES)
+    a = ASSUMED_ACCEPTANCE
+    chances = [a**accepted * (1 - a) for accepted in range(depth)] + [a**depth]
+    outcomes = likely_outcomes(a, rank_shares, candidates, MOST_BRANCHES)
     return sum(chances[outcome.accepted] * outcome.share for outcome in outcomes)
 
 
 def measure_way(pair: BenchPair, depth: int, given: argparse.Namespace, way: dict[str, Any]) -> dict[str, Any]:
     """The figures of one engine."""
     options = {"max_model_len": given.context, "max_num_seqs": 1, "num_speculative_tokens": depth} | way
-    with closing(pair.engine(**options, **made_up(ACCEPTANCE))) as engine:
+    with closing(pair.engine(**options, **MADE_UP)) as engine:
         place_requests(engine, given.context, tokens_of_rounds(given.rounds, depth))
         on_seconds, on_bytes = measured_rounds(engine, given.rounds, drafts=True)
         assert engine._latest_spec is not None

@@ -25,7 +25,7 @@ from transformers.utils import logging
 from specstream import api
 from specstream.bench_machine import choose_device, machine, versions
 from specstream.bench_report import report
-from specstream.bench_text import NOVEL, text_prompts
+from specstream.bench_text import NOVEL, alone, text_prompts
 from specstream.cli import positive
 from specstream.draft import DraftWindow
 from specstream.engine import Engine
@@ -68,24 +68,6 @@ class Counts:
         }
 
 
-def alone(target: nn.Module, prompt: list[int], new_tokens: int) -> tuple[list[int], list[float]]:
-    """The target's own greedy tokens, and by how much the logit of each exceeds the second best."""
-    generate: Any = target.generate
-    ids = torch.tensor([prompt], device=next(target.parameters()).device)
-    out = generate(
-        ids,
-        attention_mask=torch.ones_like(ids),
-        max_new_tokens=new_tokens,
-        eos_token_id=None,
-        pad_token_id=0,
-        do_sample=False,
-        return_dict_in_generate=True,
-        output_logits=True,
-    )
-    best = torch.cat(out.logits).topk(2).values
-    return out.sequences[0, len(prompt) :].tolist(), (best[:, 0] - best[:, 1]).tolist()
-
-
 def decode(engine: Engine, prompt: list[int], new_tokens: int, counts: Counts) -> list[int]:
     """The engine's greedy tokens; its rounds go to `counts`."""
     tokens: list[int] = []
@@ -104,14 +86,15 @@ def decode(engine: Engine, prompt: list[int], new_tokens: int, counts: Counts) -
 
 def compare(engine: Engine, target: nn.Module, prompt: list[int], new_tokens: int) -> Counts:
     """What the engine makes of a prompt, beside what the target does alone."""
-    own, gaps = alone(target, prompt, new_tokens)
+    text = alone(target, prompt, new_tokens)
+    own = text.tokens
     counts, at = Counts(tokens=new_tokens), 0
     while at < new_tokens:
         ours = decode(engine, prompt + own[:at], new_tokens - at, counts)
         while at < new_tokens and ours.pop(0) == own[at]:
             at += 1
         if at < new_tokens:
-            counts.gaps.append(gaps[at])
+            counts.gaps.append(text.gap(at))
             at += 1
     return counts
 

@@ -40,7 +40,7 @@ def merge(parts: AttentionState, seats: Seats, part_count: Tensor, out: Tensor) 
     assert parts.out.is_contiguous()
     assert parts.lse.is_contiguous()
     assert out.stride(2) == 1
-    num_seats, padded_dim = seats.row_start.shape[0], triton.next_power_of_2(head_dim)
+    num_seats, padded_dim = seats.row_start.shape[0], power_of_two(head_dim)
     _merge_kernel[(num_rows, num_heads)](
         parts.out,
         parts.lse,
@@ -54,7 +54,7 @@ def merge(parts: AttentionState, seats: Seats, part_count: Tensor, out: Tensor) 
         HEAD_DIM=head_dim,
         PADDED_DIM=padded_dim,
         BLOCK_PARTS=parts_at_once(len(parts.out), head_dim),
-        PADDED_SEATS=max(FEW_SEATS, triton.next_power_of_2(num_seats)),
+        PADDED_SEATS=max(FEW_SEATS, power_of_two(num_seats)),
         num_warps=4,
     )
 

@@ -234,18 +234,18 @@ def _speculator(options: Options, model: PartitionedModel, drafter: Drafter | No
         shares = SELF_RANK_SHARES if drafter.model is model else RANK_SHARES
         lookahead = Lookahead(drafter, options.max_num_seqs, options.most_candidates, shares)
     if target.device.type == "cpu":
-        return Speculator(speculation, drafter, None, lookahead)
+        return Speculator(speculation, drafter, options.most_candidates, None, lookahead)
     from specstream.cuda_draft import CudaDrafter
     from specstream.device_rounds import DeviceRounds
     from specstream.kernels.process import MAX_VOCAB
 
     if target.vocab_size > MAX_VOCAB:
-        return Speculator(speculation, drafter, None, lookahead)
+        return Speculator(speculation, drafter, options.most_candidates, None, lookahead)
     assert drafter is None or isinstance(drafter, CudaDrafter)
     depth, seats = options.most_candidates, options.max_num_seqs
     kernels = DeviceRounds(speculation, drafter, depth, seats, target.vocab_size, target.device)
     kernels.load_kernels(target.dtype)
-    return Speculator(speculation, drafter, kernels, lookahead)
+    return Speculator(speculation, drafter, depth, kernels, lookahead)
 
 
 def _drafter_kind(device: torch.device) -> type[Drafter]:

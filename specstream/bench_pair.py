@@ -14,6 +14,7 @@ from specstream.bench_setup import BenchModel, bench_model, memory_options
 from specstream.engine import Engine
 from specstream.graph import PartitionedModel
 from specstream.options import MOST_AUTO_CANDIDATES, SELF, Options
+from specstream.speculate import ASSUMED_ACCEPTANCE
 
 WARMUP = 8
 """Rounds: each kind occurs often enough to be replayed."""
@@ -75,6 +76,8 @@ def measured_rounds(engine: Engine, rounds: int, *, drafts: bool) -> tuple[float
     return time.perf_counter() - start, engine.metrics().streamed_bytes - streamed
 
 
-def made_up(acceptance: float) -> dict[str, Any]:
-    """Options by which a candidate is accepted with this chance if those before it are."""
-    return {"rejection_sample_method": "synthetic", "synthetic_acceptance_rate": acceptance}
+MADE_UP: dict[str, Any] = {
+    "rejection_sample_method": "synthetic",
+    "synthetic_acceptance_rate": ASSUMED_ACCEPTANCE,
+}
+"""Options by which as many candidates are right as is assumed of texts that nothing is known of."""

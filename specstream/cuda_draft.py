@@ -45,13 +45,6 @@ class BlockWindow:
     def blocks(self) -> int:
         return self.sink_blocks + self.ring_blocks
 
-    def place(self, chunk: int) -> tuple[int, int | None]:
-        """Where a chunk goes, and in the place of which one, if there was any."""
-        if chunk < self.sink_blocks:
-            return chunk, None
-        at, before = self.sink_blocks + (chunk - self.sink_blocks) % self.ring_blocks, chunk - self.ring_blocks
-        return at, before if before >= self.sink_blocks else None
-
     def seat(self, seat: int, length: int, rows: int, since: int = 0) -> SeatSpec:
         """Where a request's KV is while `rows` more tokens are computed; blocks that are dropped count as streamed.
 
@@ -97,13 +90,14 @@ class CudaDrafter(Drafter):
     def _copy_kv(self, seat: int, other: int) -> None:
         """Shares the blocks but for those that the branch may write; copies what it may read of these before."""
         place, length = self._place(seat), len(self._seats[other].cached)
-        first, most = length // BLOCK_TOKENS, -(-self.window.capacity // BLOCK_TOKENS)
+        spec, sinks = self.blocks.seat(other, length, 1), self.blocks.sink_blocks
+        first, most = spec.open, -(-self.window.capacity // BLOCK_TOKENS)
         blocks, own = list(place.blocks), {}
         for chunk in range(first, min(most, first + _blocks_of_branch(self.branches.tokens))):
-            at, before = self.blocks.place(chunk)
+            at, before = spec.device_slot(chunk), chunk - spec.tail_slots  # whose place it takes, behind the sinks
             (own[at],) = self.store.take(1)
             begun = chunk == first and length % BLOCK_TOKENS
-            if begun or (before is not None and (before + 1) * BLOCK_TOKENS > length - self.blocks.window):
+            if begun or (before >= sinks <= at and (before + 1) * BLOCK_TOKENS > length - self.blocks.window):
                 self.store.blocks[:, own[at]] = self.store.blocks[:, blocks[at]]
             blocks[at] = own[at]
         self._forked[other] = own

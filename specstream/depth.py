@@ -7,10 +7,9 @@ from dataclasses import replace
 from specstream.errors import OutOfBudget
 from specstream.options import MOST_AUTO_CANDIDATES, Options
 from specstream.policy import Planned, choose_drafting, verified_us
+from specstream.speculate import ASSUMED_ACCEPTANCE
 
 DEPTHS = (1, 2, 3, 4, 6, 8, 12, MOST_AUTO_CANDIDATES)
-ASSUMED_ACCEPTANCE = 0.8
-"""The chance that a candidate is right if those before it are, as long as nothing is known of the texts."""
 
 
 def choose_depth(options: Options, planned: Planned) -> int:

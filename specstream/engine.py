@@ -254,7 +254,7 @@ class Engine(Exclusive):
             return
         start = time.perf_counter()
         self._last = None  # a round that fails leaves nothing in flight
-        spec = self._latest_spec = self._next_round.structure(running, rows, turn, last, self._draft_steps)
+        spec = self._latest_spec = self._next_round.structure(running, rows, turn, last, self._speculator.draft_steps)
         if last is not None and self.options.debug:
             self._planner.bound(last.spec).check(self._planner.bound(spec))
         plan, this = self._planner.plan(spec.canonical()), LastRound.of(spec, turn, running)
@@ -285,7 +285,7 @@ class Engine(Exclusive):
         """The plan of the last round, or, before the first, of one request near `max_model_len`."""
         if self._latest_spec is not None:
             return self._planner.bound(self._latest_spec)
-        return self._planner.bound(self._next_round.longest(self._draft_steps))
+        return self._planner.bound(self._next_round.longest(self._speculator.draft_steps))
 
     def metrics(self) -> Metrics:
         """The counters since the engine was made or reset."""
@@ -341,16 +341,10 @@ class Engine(Exclusive):
             self._tell(sequence, self._output(sequence, FinishReason.CANCELLED))
         self._scheduler.clear()
 
-    @property
-    def _draft_steps(self) -> int:
-        """Of a round: lookahead needs one more, for what may follow all candidates."""
-        drafter, lookahead = self._speculator.drafter, self._speculator.lookahead
-        return self.options.most_candidates + (lookahead is not None) if drafter else 0
-
     def _batch(self, rows: list[RequestRows], drafted: list[RequestRows], plan: Plan, this: LastRound) -> RoundBatch:
         flat = FlatRows.of((row.tokens, row.kv.length, row.logits) for row in rows)
         seats = {row.sequence.seat: SeatRows(row.kv, *place) for row, place in zip(rows, flat.places, strict=True)}
-        work = self._next_round.work_ahead(rows, plan, this, self._draft_steps)
+        work = self._next_round.work_ahead(rows, plan, this, self._speculator.draft_steps)
         beside = drafted if this.spec.drafts_beside else None
         return RoundBatch(
             flat,

@@ -16,7 +16,7 @@ from specstream.options import Options
 from specstream.sampling import Purpose
 from specstream.scheduler import RequestRows
 from specstream.sequence import Sequence
-from specstream.speculate import Candidates
+from specstream.speculate import ASSUMED_ACCEPTANCE, Candidates
 
 MOST_BRANCHES = 16
 """Of all requests together: 16 rows cost a draft step little more than one."""
@@ -26,8 +26,8 @@ RANK_SHARES: Shares = (0.38, 0.17, 0.10, 0.06)
 """Of the bundled pair, on a novel: `benchmarks/recovery_ranks.py`."""
 SELF_RANK_SHARES: Shares = (0.73, 0.15, 0.07, 0.01)
 """Of a target that drafts for itself: SmolLM2-135M-Instruct with a window of 1,024 tokens, by the same."""
-ASSUMED_ACCEPTANCE, ASSUMED_CANDIDATES = 0.8, 8
-"""What is taken for a request's acceptance to begin with, and how many candidates that counts for."""
+ASSUMED_CANDIDATES = 8
+"""How many candidates the acceptance that is assumed to begin with counts for."""
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,8 @@ from specstream.sampling import Noise, Purpose, Sampling, has_distribution
 
 Accepted = tuple[int, list[int]]
 
+ASSUMED_ACCEPTANCE = 0.8
+"""The chance that a candidate is right if those before it are, as long as nothing is known of the texts."""
 GUESSES = 4
 """Tokens that are noted beside each candidate for `specstream.lookahead`."""
 

@@ -39,6 +39,8 @@ class Speculator:
 
     speculation: Speculation
     drafter: Drafter | None
+    candidates: int
+    """Of a request, at most."""
     kernels: DeviceRounds | None = None
     lookahead: Lookahead | None = None
     """Drafts for likely outcomes beside the target, if that is the policy."""
@@ -52,6 +54,11 @@ class Speculator:
     """Whether the round is the kernels'."""
     _beside: bool = field(default=False, init=False)
     """Whether its draft steps are for other requests than it verifies, or for what these may come to."""
+
+    @property
+    def draft_steps(self) -> int:
+        """Of a round: lookahead needs one more than candidates, for what may follow them all."""
+        return self.candidates + (self.lookahead is not None) if self.drafter is not None else 0
 
     def prepare(self, rows: list[RequestRows], drafted: list[RequestRows] | None = None) -> bool:
         """Before a round's logits are there: finds out whether the round is the kernels'.

@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 
 import specstream
-from specstream.depth import ASSUMED_ACCEPTANCE, choose_depth, expected_tokens
+from specstream.depth import choose_depth, expected_tokens
 from specstream.errors import InvalidOption, OutOfBudget
 from specstream.idle import idle_bytes
 from specstream.memory import MemoryPlan, plan_memory
 from specstream.options import MOST_AUTO_CANDIDATES, Options
 from specstream.planner import Planner
 from specstream.profiles import H200
+from specstream.speculate import ASSUMED_ACCEPTANCE
 from tests.helpers import model, prompt, reference
 from tests.test_profiles import QWEN3_06B, qwen3_8b
 

@@ -181,12 +181,11 @@ def test_lookahead(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Lookahead, "resolve", resolved)
     monkeypatch.setattr(DeviceRounds, "draft_now", drafting)
     options: dict[str, Any] = {"num_speculative_tokens": 3, "drafting": "lookahead"}
-    arguments: dict[str, Any] = {} if method == "greedy" else SAMPLED
+    arguments: dict[str, Any] = {} if method == "greedy" else SAMPLED | {"temperature": 0.3}
     options |= {} if method == "greedy" else {"rejection_sample_method": method}
     _, _, (proposed, accepted, _) = check_same(tiny(), near(), PROMPTS[:1], options, max_new_tokens=14, **arguments)
     assert 0 < accepted < proposed
-    assert False in foreseen
-    assert True in foreseen or method == "standard"
+    assert set(foreseen) == {True, False}
     assert drafted_now
     assert all(drafted_now)
 

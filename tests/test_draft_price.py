@@ -23,7 +23,7 @@ from tests.test_profiles import KV_BYTES, LAYERS, QWEN3_06B, qwen3_8b
 
 def judged(accepted: int, price: float, rounds: int = JUDGED_ROUNDS) -> tuple[Sequence, list[str]]:
     """A request after so many rounds of four candidates, and what is said of it."""
-    speculator = Speculator(Speculation.of(Options()), None)
+    speculator = Speculator(Speculation.of(Options()), None, 4)
     layout = ChunkLayout(1, 1, 1, 16, qwen3_8b().spec.dtype)
     sequence = Sequence(7, 1, 1000, frozenset(), [1])
     kv = SequenceKV(layout, 1000, 1, 1, [0], None)

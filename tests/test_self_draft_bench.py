@@ -7,8 +7,9 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
-from specstream.bench_text import NOVEL, text_prompts
+from specstream.bench_text import NOVEL, Alone, text_prompts
 from specstream.cli import UsageError
 from specstream.demo_context import load_tokenizer
 from tests.helpers import figures_of, script
@@ -53,7 +54,8 @@ def test_a_token_that_differs_is_counted_and_the_text_goes_on_from_the_targets(
         first = len(own) - new_tokens
         return [wrong.get(index, own[index]) for index in range(first, len(own))]
 
-    monkeypatch.setattr(self_draft, "alone", lambda target, prompt, count: (own, [1.0, 1.0, 0.5, 1.0, 1e-5]))
+    logits = torch.tensor([[gap, 0.0] for gap in (1.0, 1.0, 0.5, 1.0, 1e-5)], dtype=torch.float64)
+    monkeypatch.setattr(self_draft, "alone", lambda target, prompt, count: Alone(prompt, own, logits))
     monkeypatch.setattr(self_draft, "decode", decode)
     counts = self_draft.compare(None, None, [1], len(own))
     assert asked == [[1], [1, 5, 6, 7]]

@@ -33,8 +33,7 @@ def unstored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_listed_device_is_as_fast_as_listed(device: torch.device) -> None:
     listed = find_profile(torch.cuda.get_device_name(device))
-    if listed is None:
-        pytest.skip("the device is not listed")
+    assert listed is not None, "list the device, whose figures there is nothing to compare with: specstream/profiles.py"
     before = time.perf_counter()
     found = device_profile(device)
     seconds = time.perf_counter() - before
