@@ -27,7 +27,7 @@ from specstream.models import tiny
 from specstream.models.load import load_model
 from specstream.options import SELF, Options
 
-RANKS = 6
+RANKS = 8
 BUNDLED = Path(tiny.__file__).parent
 
 

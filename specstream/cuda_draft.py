@@ -89,7 +89,7 @@ class CudaDrafter(Drafter):
 
     def _copy_kv(self, seat: int, other: int) -> None:
         """Shares the blocks but for those that the branch may write; copies what it may read of these before."""
-        place, length = self._place(seat), len(self._seats[other].cached)
+        place, length = self._place(seat), self._seats[other].length
         spec, sinks = self.blocks.seat(other, length, 1), self.blocks.sink_blocks
         first, most = spec.open, -(-self.window.capacity // BLOCK_TOKENS)
         blocks, own = list(place.blocks), {}
@@ -125,14 +125,14 @@ class CudaDrafter(Drafter):
 
     def _feed(self, rows: dict[int, list[int]], *, logits: bool) -> dict[int, Tensor]:
         """Computes tokens after each request's cached ones; returns the logits after each one's last, if asked."""
-        flat = FlatRows.of((self._readable(tokens), len(self._seats[seat].cached), 1) for seat, tokens in rows.items())
+        flat = FlatRows.of((self._readable(tokens), self._seats[seat].length, 1) for seat, tokens in rows.items())
         seats = {seat: SeatRows(self._place(seat), *place) for seat, place in zip(rows, flat.places, strict=True)}
         specs = tuple(
             self.blocks.seat(seat, each.kv.length, each.count, self._seats[seat].since) for seat, each in seats.items()
         )
         output = self._compute(specs, RoundBatch(flat, seats, _ignore, _ignore))
         for seat, tokens in rows.items():
-            self._seats[seat].cached += tokens
+            self._seats[seat].beyond += tokens
         if not logits:
             return {}
         wanted = torch.tensor(flat.wanted).to(output.device, non_blocking=True)
@@ -150,11 +150,11 @@ class CudaDrafter(Drafter):
             state = self._seat(seat)
             pending[seat] = state.follow(committed, proposed)
             if self._leave_out(seat, committed):
-                pending[seat] = committed[len(state.cached) :] + proposed
+                pending[seat] = committed[state.length :] + proposed
         rest = {seat: tokens for seat, tokens in self._feed_behind(pending).items() if tokens}
         if rest:
             self._feed(rest, logits=False)
-        return {seat: len(self._seats[seat].cached) - len(committed) for seat, (committed, _) in texts.items()}
+        return {seat: self._seats[seat].length - len(committed) for seat, (committed, _) in texts.items()}
 
     def go_on(self, seat: int, length: int, committed: list[int], proposed: list[int]) -> None:
         """Notes that a request's first `length` tokens are computed, and these after them."""
@@ -170,7 +170,7 @@ class CudaDrafter(Drafter):
             limit = self.window.capacity
             self._places[seat] = SequenceKV(self.store.layout, limit, self.blocks.sink_blocks, 1, blocks, None)
         place = self._places[seat]
-        place.length = len(self._seats[seat].cached)
+        place.length = self._seats[seat].length
         return place
 
     def _compute(self, specs: tuple[SeatSpec, ...], batch: RoundBatch) -> Tensor:

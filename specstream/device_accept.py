@@ -98,8 +98,9 @@ class SeatTables:
         write = self.found.host
         write["accepted"][:] = -1
         for row in rows:
-            write["accepted"][row.sequence.seat] = 0
-            write["produced"][row.sequence.seat, :1] = row.known
+            seat, known = row.sequence.seat, row.known
+            write["accepted"][seat] = len(known) - 1
+            write["produced"][seat, : len(known)] = known
         self.found.upload()
 
     def settings(self, used: frozenset[str]) -> Settings:

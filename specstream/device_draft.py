@@ -87,7 +87,8 @@ class DeviceDraft:
         for row in rows:
             tokens = row.sequence.tokens
             if most[row.sequence.seat]:
-                texts[row.sequence.seat] = tokens if row.verifies else tokens[:-1], row.candidates.tokens[:-1]
+                text = tokens if row.text_length == len(tokens) else tokens[: row.text_length]  # which may be long
+                texts[row.sequence.seat] = text, (row.known or row.candidates.tokens)[:-1]
         self._computed = self.drafter.catch_up(texts)
         write = self._given.host
         write["most_length"][:] = 0

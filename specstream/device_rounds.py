@@ -197,7 +197,7 @@ class DeviceRounds:
     def _read_drafted(self) -> None:
         for row in self._drafted:
             assert self._draft is not None
-            row.next_candidates, row.draft_failed = self._candidates(self._draft, row, 0, row.known)
+            row.next_candidates, row.draft_failed = self._candidates(self._draft, row, len(row.known) - 1, row.known)
 
     def _synchronize(self) -> None:
         if self.device.type == "cuda":

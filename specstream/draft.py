@@ -61,41 +61,54 @@ class DraftWindow:
 
 @dataclass
 class _DraftSeat:
-    """What the drafter has computed for the request in a seat."""
+    """What the drafter has computed for the request in a seat. A text only grows: what was agreed on is not kept."""
 
-    cached: list[int] = field(default_factory=list)
-    """Tokens whose KV is there, candidates included."""
     agreed: int = 0
-    """Of those, how many the target has committed."""
+    """How many of the tokens that the target has committed."""
+    beyond: list[int] = field(default_factory=list)
+    """The tokens computed after those: candidates, which may have been committed since."""
     since: int = 0
     """From here on they have been computed, and the sinks; those between were left out."""
 
+    @property
+    def length(self) -> int:
+        """Tokens whose KV is there, candidates included."""
+        return self.agreed + len(self.beyond)
+
     def align(self, tokens: list[int]) -> None:
         """Forgets what the target did not commit, and leaves at least the last token to compute."""
-        most = min(len(self.cached), len(tokens) - 1)
-        keep = min(self.agreed, most)
-        while keep < most and self.cached[keep] == tokens[keep]:
-            keep += 1
-        del self.cached[keep:]
-        self.agreed = keep
+        self._agree(tokens, len(tokens) - 1)
+        self.beyond.clear()
 
     def follow(self, committed: list[int], proposed: list[int]) -> list[int]:
         """Keeps of what was computed what begins `committed + proposed`; returns what is missing of these."""
-        keep = min(self.agreed, len(self.cached), len(committed))
-        while keep < min(len(self.cached), len(committed)) and self.cached[keep] == committed[keep]:
-            keep += 1
-        self.agreed = keep
-        if keep == len(committed):
-            beyond = zip(self.cached[keep:], proposed, strict=False)
-            keep += next((i for i, (a, b) in enumerate(beyond) if a != b), min(len(self.cached) - keep, len(proposed)))
-        del self.cached[keep:]
-        return committed[keep:] + proposed[max(0, keep - len(committed)) :]
+        self._agree(committed, len(committed))
+        if self.agreed < len(committed):
+            self.beyond.clear()
+            return committed[self.agreed :] + proposed
+        keep = _common(self.beyond, proposed)
+        del self.beyond[keep:]
+        return proposed[keep:]
 
     def go_on(self, length: int, committed: list[int], proposed: list[int]) -> None:
         """Notes that behind the first `length` tokens these have been computed."""
-        del self.cached[length:]
-        self.cached += committed + proposed
-        self.agreed = length + len(committed)
+        self.agreed, self.beyond = length + len(committed), list(proposed)
+
+    def restart(self, since: int) -> None:
+        """Notes that of a text's first `since` tokens the sinks are computed, and the others are left out."""
+        self.agreed, self.beyond, self.since = since, [], since
+
+    def _agree(self, committed: list[int], most: int) -> None:
+        """Counts what is committed by now, up to `most` tokens."""
+        further = _common(self.beyond, committed[self.agreed : most])
+        self.beyond = self.beyond[further:] if self.agreed <= most else []
+        self.agreed = min(self.agreed + further, most)
+
+
+def _common(some: list[int], others: list[int]) -> int:
+    """How many tokens two texts begin with alike."""
+    pairs = enumerate(zip(some, others, strict=False))
+    return next((index for index, (one, other) in pairs if one != other), min(len(some), len(others)))
 
 
 @dataclass(frozen=True)
@@ -155,7 +168,7 @@ class Drafter:
         """Gives another seat what is computed of the first `length` tokens of the request in this one."""
         state = self._seats[seat]
         agreed = min(state.agreed, length)
-        self._seats[other] = replace(state, cached=state.cached[:length], agreed=agreed)
+        self._seats[other] = replace(state, agreed=agreed, beyond=state.beyond[: length - agreed])
         self._copy_kv(seat, other)
 
     def _copy_kv(self, seat: int, other: int) -> None:
@@ -177,7 +190,7 @@ class Drafter:
             state = self._seat(seat)
             state.align(tokens)
             self._leave_out(seat, tokens)
-            pending[seat] = tokens[len(state.cached) :]
+            pending[seat] = tokens[state.length :]
         return self._feed(self._feed_behind(pending), logits=True)
 
     def extend(self, latest: dict[int, int]) -> dict[int, Tensor]:
@@ -197,11 +210,11 @@ class Drafter:
         """
         state, sinks, block = self._seats[seat], self._sink_tokens, self._block_tokens
         since = 0 if self.window.window is None else (len(tokens) - 2 * self.window.window) // block * block
-        if since - max(len(state.cached), sinks) < FEED_TOKENS:
+        if since - max(state.length, sinks) < FEED_TOKENS:
             return False
-        if missing := tokens[len(state.cached) : sinks]:
+        if missing := tokens[state.length : sinks]:
             self._feed({seat: missing}, logits=False)
-        state.cached, state.agreed, state.since = tokens[:since], since, since
+        state.restart(since)
         return True
 
     @property
@@ -232,7 +245,7 @@ class Drafter:
 
     def _feed(self, rows: dict[int, list[int]], *, logits: bool) -> dict[int, Tensor]:
         """Computes tokens after each request's cached ones; returns the logits after each one's last, if asked."""
-        firsts = {seat: len(self._seats[seat].cached) for seat in rows}
+        firsts = {seat: self._seats[seat].length for seat in rows}
         readable = {seat: self._readable(tokens) for seat, tokens in rows.items()}
         flat = FlatRows.of((tokens, firsts[seat], int(logits)) for seat, tokens in readable.items())
         values, spans = flat.inputs(self.model.spec.device), dict(zip(rows, flat.places, strict=True))
@@ -245,7 +258,7 @@ class Drafter:
                 q, k, v = values.pop(site.query), values.pop(site.key), values.pop(site.value)
                 values[site.out] = self._attend(site.spec, q, k, v, spans, firsts)
         for seat, tokens in rows.items():
-            self._seats[seat].cached += tokens
+            self._seats[seat].beyond += tokens
         if not logits:
             return {}
         return dict(zip(rows, self.sized(values[self.model.output][0]), strict=True))

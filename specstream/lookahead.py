@@ -8,7 +8,6 @@ drafted after acceptance: what is proposed depends on a text and its noise alone
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from specstream.draft import NO_BRANCHES, Branches, Drafter
@@ -18,11 +17,11 @@ from specstream.scheduler import RequestRows
 from specstream.sequence import Sequence
 from specstream.speculate import ASSUMED_ACCEPTANCE, Candidates
 
-MOST_BRANCHES = 16
-"""Of all requests together: 16 rows cost a draft step little more than one."""
+MOST_BRANCHES = 32
+"""Of all requests together: a draft step of so many rows costs little more than one of a single row."""
 Shares = tuple[float, ...]
 """The chance that the target's own token, where it is not the candidate, is the draft's next best, second next, ..."""
-RANK_SHARES: Shares = (0.38, 0.17, 0.10, 0.06)
+RANK_SHARES: Shares = (0.37, 0.17, 0.10, 0.07, 0.05, 0.04, 0.02)
 """Of the bundled pair, on a novel: `benchmarks/recovery_ranks.py`."""
 SELF_RANK_SHARES: Shares = (0.73, 0.15, 0.07, 0.01)
 """Of a target that drafts for itself: SmolLM2-135M-Instruct with a window of 1,024 tokens, by the same."""
@@ -108,7 +107,7 @@ class Lookahead:
                 produced = (*row.candidates.tokens[: outcome.accepted], outcome.token)
                 if outcome.token in sequence.end_tokens or len(sequence.tokens) + len(produced) >= sequence.limit:
                     continue
-                branch = Branch(outcome, as_if_produced(sequence, produced, seat))
+                branch = Branch(outcome, RequestRows.drafted_only(replace(sequence, seat=seat), produced))
                 self._branches[sequence.request_id, produced] = branch
                 self.drafter.fork(sequence.seat, seat, len(sequence.tokens) + outcome.accepted)
                 seat += 1
@@ -141,12 +140,6 @@ class Lookahead:
         for seat in range(self.first_seat, self.first_seat + MOST_BRANCHES):
             self.drafter.free(seat)
         self._branches.clear()
-
-
-def as_if_produced(sequence: Sequence, produced: Iterable[int], seat: int) -> RequestRows:
-    """The part of a request that is drafted for as if it had produced these tokens."""
-    then = replace(sequence, tokens=[*sequence.tokens, *produced], seat=seat, candidates=Candidates())
-    return RequestRows.drafted_only(then)
 
 
 def _acceptance(sequence: Sequence) -> float:

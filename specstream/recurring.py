@@ -1,4 +1,4 @@
-"""Work that launches the same kernels on the same buffers every time: a CUDA graph from the second time on."""
+"""Draft steps: work that launches the same kernels on the same buffers every time, a CUDA graph from the second on."""
 
 from __future__ import annotations
 
@@ -8,12 +8,19 @@ from typing import Generic, TypeVar
 
 import torch
 
+from specstream.streams import new_stream
+
 Result = TypeVar("Result")
 
 
 @dataclass
 class Recurring(Generic[Result]):
-    """Runs `work` the first time, which compiles its kernels; then captures it, and replays that. Not so on the CPU."""
+    """Runs `work` the first time, which compiles its kernels; then captures it, and replays that. Not so on the CPU.
+
+    Kernels of a graph have the priority of the stream that it was captured on, not of the one that it is launched on.
+    These have the lower one, wherever they are captured: with the target's own, draft steps beside it held it up by
+    most of the time that they took.
+    """
 
     work: Callable[[], Result]
     device: torch.device
@@ -34,9 +41,9 @@ class Recurring(Generic[Result]):
         return result
 
     def _captured(self) -> torch.cuda.CUDAGraph:
-        stream = torch.cuda.current_stream(self.device)
-        stream.synchronize()
+        torch.cuda.current_stream(self.device).synchronize()
         graph = torch.cuda.CUDAGraph()
+        stream = new_stream(self.device, high_priority=False)
         with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
             result = self.work()
         self._results = [result]

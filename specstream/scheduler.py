@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -46,10 +46,10 @@ class RequestRows:
     """What went wrong for this request alone: nothing of the round counts for it, and it ends."""
 
     @classmethod
-    def drafted_only(cls, sequence: Sequence) -> RequestRows:
-        """The part of a request that does not verify in the round: it is drafted for."""
+    def drafted_only(cls, sequence: Sequence, produced: Iterable[int] = ()) -> RequestRows:
+        """The part of a request that does not verify in the round: it is drafted for, as if it had produced these."""
         assert sequence.kv is not None
-        return cls(sequence, sequence.kv, [], False, Candidates(), 0)
+        return cls(sequence, sequence.kv, [], False, Candidates(), 0, produced=list(produced))
 
     @property
     def verifies(self) -> bool:
@@ -58,13 +58,14 @@ class RequestRows:
 
     @property
     def known(self) -> list[int]:
-        """What is known of what it produces: of whoever does not verify the last token, which it has already."""
-        return [] if self.verifies else self.sequence.tokens[-1:]
+        """What is known beforehand of what it produces: of whoever does not verify all, or the last token of its text,
+        which it has already."""
+        return [] if self.verifies else self.produced or self.sequence.tokens[-1:]
 
     @property
     def text_length(self) -> int:
         """Tokens before what it produces."""
-        return len(self.sequence.tokens) - len(self.known)
+        return len(self.sequence.tokens) - (not self.verifies and not self.produced)
 
     @property
     def committed(self) -> int:

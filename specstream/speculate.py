@@ -21,7 +21,7 @@ Accepted = tuple[int, list[int]]
 
 ASSUMED_ACCEPTANCE = 0.8
 """The chance that a candidate is right if those before it are, as long as nothing is known of the texts."""
-GUESSES = 4
+GUESSES = 8
 """Tokens that are noted beside each candidate for `specstream.lookahead`."""
 
 

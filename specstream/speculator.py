@@ -11,7 +11,7 @@ from torch import Tensor
 from specstream.caller import warn_caller
 from specstream.draft import Drafter
 from specstream.errors import InvalidDistribution, add_note
-from specstream.lookahead import Lookahead, as_if_produced
+from specstream.lookahead import Lookahead
 from specstream.scheduler import RequestRows
 from specstream.sequence import Sequence
 from specstream.speculate import Candidates, Speculation
@@ -159,7 +159,7 @@ class Speculator:
             elif going_on:
                 missed.append(row)
         lookahead.end()
-        late = [as_if_produced(row.sequence, row.produced, row.sequence.seat) for row in missed]
+        late = [RequestRows.drafted_only(row.sequence, row.produced) for row in missed]
         if self.kernels is None or not self.kernels.draft_now(late):
             for step in range(lookahead.depth + 1 if late else 0):
                 self._draft(late, step)

@@ -103,15 +103,15 @@ def test_what_a_drafter_lacks() -> None:
     for seed in range(200):
         chooser = random.Random(seed)
         cached, committed, proposed = ([chooser.randrange(2) for _ in range(chooser.randrange(5))] for _ in range(3))
-        seat = _DraftSeat(cached=list(cached))
+        seat = _DraftSeat(beyond=list(cached))
         whole = committed + proposed
         common = next((i for i, pair in enumerate(zip(cached, whole, strict=False)) if pair[0] != pair[1]), None)
         common = min(len(cached), len(whole)) if common is None else common
         assert seat.follow(committed, proposed) == whole[common:]
-        assert seat.cached == whole[:common]
         assert seat.agreed == min(common, len(committed))
+        assert seat.beyond == whole[seat.agreed : common]
         seat.go_on(common, [5], [6, 7])
-        assert (seat.cached, seat.agreed) == ([*whole[:common], 5, 6, 7], common + 1)
+        assert (seat.agreed, seat.beyond, seat.length) == (common + 1, [6, 7], common + 3)
 
 
 def test_settings_that_are_the_kernels() -> None:

@@ -13,7 +13,9 @@ from torch import Tensor
 from specstream.cuda_executor import CudaExecutor
 from specstream.device_rounds import DeviceRounds
 from specstream.engine import Engine
+from specstream.recurring import Recurring
 from specstream.scheduler import RequestRows
+from specstream.streams import new_stream
 from tests.architectures import build
 from tests.helpers import make_engine, prompt
 
@@ -191,3 +193,23 @@ def test_half_precision_and_a_draft_of_another_vocabulary() -> None:
             results = [run(engine, **settings) for _ in range(4)]
             assert results[2] == results[3], "all is replayed"
             assert results[0][1] > 0
+
+
+def test_draft_steps_have_the_lower_priority_wherever_they_are_captured() -> None:
+    device = torch.device("cuda", torch.cuda.current_device())
+    priorities = list[int]()
+    numbers = torch.zeros(8, device=device)
+
+    def work() -> Tensor:
+        priorities.append(torch.cuda.current_stream().priority)
+        return numbers + 1
+
+    recurring, target = Recurring(work, device), new_stream(device, high_priority=True)
+    with torch.cuda.stream(target):
+        for _ in range(3):
+            result = recurring()
+    target.synchronize()
+    assert result.tolist() == [1.0] * 8
+    high, low = target.priority, new_stream(device, high_priority=False).priority
+    assert priorities == [high, low]
+    assert high < low

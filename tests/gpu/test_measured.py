@@ -61,9 +61,9 @@ def test_another_process_reads_what_the_first_has_stored(device: torch.device, m
 def test_measuring_leaves_no_memory_behind_and_random_numbers_alone(device: torch.device) -> None:
     measure_profile(device)  # libraries keep work memory of their own
     torch.cuda.empty_cache()
-    allocated, reserved = torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
     torch.manual_seed(3)
     expected = torch.rand(3, device=device)
+    allocated, reserved = torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
     torch.manual_seed(3)
     measure_profile(device)
     assert torch.equal(torch.rand(3, device=device), expected)
