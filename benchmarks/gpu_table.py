@@ -100,11 +100,11 @@ ROWS = {
         for name, (batch, context) in COHORTS.items()
     },
     **{
-        f"one-{figure}-{name}": Row(f"one_request.py --draft {draft}", field, at_most=bar)
-        for figure, field, bar in (
-            ("lookahead", "lookahead_over_short", 0.35),
-            ("ring", "long_over_short", 0.35),
-            ("hits", "hit_rate_error", 0.03),
+        f"one-{figure}-{name}": Row(f"one_request.py --draft {draft} --ways short {way}", field, at_most=bar)
+        for figure, way, field, bar in (
+            ("lookahead", "lookahead", "lookahead_over_short", 0.35),
+            ("hits", "lookahead", "hit_rate_error", 0.03),
+            ("ring", "long", "long_over_short", 0.35),
         )
         for name, draft in (("second", "qwen3-0.6b"), ("self", "self"))
     },

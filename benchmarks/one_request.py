@@ -1,6 +1,6 @@
 """Drafting for one request: what it costs a round after acceptance, with a short and a long ring, and with lookahead.
 
-    python benchmarks/one_request.py [--draft qwen3-0.6b|self] [--context 32768] [--depth 4 8 12] [--rounds 100]
+    python benchmarks/one_request.py [--draft qwen3-0.6b|self] [--ways short lookahead] [--depth 4 8 12] [--rounds 24]
 
 One request with a random history of which nothing is resident, bfloat16; 8 of 10 candidates are made up to be right
 after those before them were, and with lookahead the target's own token is foreseen as often as is assumed. For each
@@ -9,7 +9,8 @@ link busy while rounds are computed; one with the automatic ring, which holds wh
 with lookahead and the short ring. In each, rounds with drafting are measured, then rounds without, and taken by the
 byte that they stream: the difference is what drafting exposes. `long_over_short` and `lookahead_over_short` are
 quotients of what is exposed, of all numbers of candidates together; `hit_rate_error` is how far the share of outcomes
-foreseen is from what was expected of it.
+foreseen is from what was expected of it, over all rounds with lookahead: `--hit-rounds` more for each number of
+candidates, of which no time is taken.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ from contextlib import closing
 from typing import Any
 
 from specstream.bench_machine import choose_device, machine, versions
-from specstream.bench_pair import MADE_UP, BenchPair, measured_rounds, place_requests, tokens_of_rounds
+from specstream.bench_pair import MADE_UP, WARMUP, BenchPair, measured_rounds, place_requests, tokens_of_rounds
 from specstream.bench_report import prediction, report
 from specstream.bench_setup import memory_figures
 from specstream.cli import positive
+from specstream.depth import expected_tokens
 from specstream.lookahead import MOST_BRANCHES, RANK_SHARES, SELF_RANK_SHARES, Shares, likely_outcomes
 from specstream.options import SELF
 from specstream.rates import link_bandwidth
@@ -50,20 +52,25 @@ def expected_hit_rate(depth: int, rank_shares: Shares) -> float:
 def measure_way(pair: BenchPair, depth: int, given: argparse.Namespace, way: dict[str, Any]) -> dict[str, Any]:
     """The figures of one engine."""
     options = {"max_model_len": given.context, "max_num_seqs": 1, "num_speculative_tokens": depth} | way
+    more = given.hit_rounds if way["drafting"] == "lookahead" else 0
     with closing(pair.engine(**options, **MADE_UP)) as engine:
-        place_requests(engine, given.context, tokens_of_rounds(given.rounds, depth))
+        of_hit_rounds = 2 * (WARMUP + more) * round(expected_tokens(ASSUMED_ACCEPTANCE, depth))  # far more than likely
+        place_requests(engine, given.context, tokens_of_rounds(given.rounds, depth) + of_hit_rounds)
         on_seconds, on_bytes = measured_rounds(engine, given.rounds, drafts=True)
         assert engine._latest_spec is not None
-        foreseen, metrics = prediction(engine._planner, engine._latest_spec)["predicted_ms"], engine.metrics()
+        foreseen = prediction(engine._planner, engine._latest_spec)["predicted_ms"]
         off_seconds, off_bytes = measured_rounds(engine, given.rounds, drafts=False)
-        without = off_seconds / off_bytes * on_bytes
+        if more:
+            measured_rounds(engine, more, drafts=True)
+        outcomes, without = engine.metrics(), off_seconds / off_bytes * on_bytes
         return {
             "slots": memory_figures(engine)["staging_slots"],
             "device_kv_bytes": memory_figures(engine)["device_kv_bytes"],
             "round_ms": on_seconds / given.rounds * 1e3,
             "without_ms": without / given.rounds * 1e3,
             "exposed_ms": (on_seconds - without) / given.rounds * 1e3,
-            "hit_rate": metrics.lookahead_hit_rate,
+            "outcomes": outcomes.num_outcomes,
+            "foreseen": outcomes.num_foreseen_outcomes,
             "predicted_ms": foreseen["round"],
             "predicted_exposed_ms": foreseen.get("exposed draft", 0.0),
         }
@@ -74,12 +81,12 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
     link = link_bandwidth(device)
     pair = BenchPair.make(given.target, given.draft, given.context, 1, device, max(given.depth) + 1)
     depths = {
-        depth: {name: measure_way(pair, depth, given, way) for name, way in WAYS.items()} for depth in given.depth
+        depth: {name: measure_way(pair, depth, given, WAYS[name]) for name in given.ways} for depth in given.depth
     }
-    exposed = {name: sum(ways[name]["exposed_ms"] for ways in depths.values()) for name in WAYS}
+    exposed = {name: sum(ways[name]["exposed_ms"] for ways in depths.values()) for name in given.ways}
     shares = SELF_RANK_SHARES if given.draft == SELF else RANK_SHARES
     expected = {depth: expected_hit_rate(depth, shares) for depth in given.depth}
-    return {
+    figures = {
         "benchmark": "one request",
         "machine": machine(device),
         "versions": versions(),
@@ -89,11 +96,15 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
         "link_bytes_per_second": link,
         "depths": depths,
         "exposed_ms": exposed,
-        "long_over_short": exposed["long"] / exposed["short"],
-        "lookahead_over_short": exposed["lookahead"] / exposed["short"],
-        "expected_hit_rates": expected,
-        "hit_rate_error": max(abs(depths[depth]["lookahead"]["hit_rate"] - rate) for depth, rate in expected.items()),
     }
+    if "short" in exposed:
+        figures |= {f"{name}_over_short": each / exposed["short"] for name, each in exposed.items() if name != "short"}
+    if "lookahead" in given.ways:
+        counts = {depth: depths[depth]["lookahead"]["outcomes"] for depth in given.depth}
+        foreseen = sum(depths[depth]["lookahead"]["foreseen"] for depth in given.depth)
+        off_by = abs(foreseen - sum(expected[depth] * count for depth, count in counts.items()))
+        figures |= {"expected_hit_rates": expected, "hit_rate_error": off_by / sum(counts.values())}
+    return figures
 
 
 def parser() -> argparse.ArgumentParser:
@@ -102,7 +113,9 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--draft", default="qwen3-0.6b", metavar="PRESET|DIR|self")
     parser.add_argument("--context", type=positive, default=32_768, metavar="N", help="tokens (32768)")
     parser.add_argument("--depth", type=positive, nargs="+", default=[4, 8, 12], help="candidates a round (4 8 12)")
-    parser.add_argument("--rounds", type=positive, default=40, metavar="N", help="measured of each kind (40)")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), help="(all)")
+    parser.add_argument("--rounds", type=positive, default=24, metavar="N", help="measured of each kind (24)")
+    parser.add_argument("--hit-rounds", type=positive, default=136, metavar="N", help="more with lookahead (136)")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (auto)")
     parser.add_argument("--json", metavar="FILE", help="write the figures there too; - for stdout and nothing else")
     return parser
@@ -114,10 +127,13 @@ def main() -> None:
     shown = {
         f"{depth} candidates, {name}": f"{one['slots']} slots, {one['round_ms']:.2f} ms a round "
         f"({one['predicted_ms']:.2f} predicted), {one['exposed_ms']:.2f} of it exposed"
-        + (f"; {one['hit_rate']:.2f} foreseen of {figures['expected_hit_rates'][depth]:.2f}" if one["hit_rate"] else "")
+        + (f"; {one['foreseen']} of {one['outcomes']} outcomes foreseen" if name == "lookahead" else "")
         for depth, ways in figures["depths"].items()
         for name, one in ways.items()
     }
+    if "expected_hit_rates" in figures:
+        rates = figures["expected_hit_rates"].items()
+        shown["expected of lookahead"] = ", ".join(f"{rate:.3f} of {depth} candidates" for depth, rate in rates)
     shown["machine"] = figures["machine"]["device"]
     report(f"{given.target} and {given.draft}, 1 x {given.context} tokens", shown, figures, given.json)
 

@@ -1,8 +1,8 @@
 """Which rows the draft computes next, found on the device: how many candidates were accepted is known only there.
 
-A step has up to `ROWS` rows of each seat: the first one what the target has just committed and the draft has not
-computed yet, later ones the latest candidate. The draft has computed everything up to the last but one candidate that
-was verified, so that these are at most two.
+A seat's rows in the first step are what the target has just committed and the draft has not computed yet, in later
+ones the latest candidate. The draft has computed everything up to the last but one candidate that was verified, so that
+these are at most two; or, where it is known beforehand what a seat has produced, up to the last token.
 """
 
 # mypy: allow-untyped-decorators
@@ -18,8 +18,6 @@ from torch import Tensor
 from specstream.kernels.accept import Seats
 from specstream.kernels.triton_attend import Seats as Keys
 
-ROWS = 2
-"""Rows that each seat has in a step, used or not; seat s has rows 2s and 2s + 1."""
 TILE = 256
 """Entries of a block table written at a time."""
 
@@ -55,6 +53,8 @@ class Window:
 class DraftRows:
     """What the draft's model and attention read of a step; see `specstream.round_tables` for their shapes."""
 
+    of_seat: int
+    """How many a seat has in a step, used or not, 1 or 2: seat s those from `of_seat * s` on."""
     input_ids: Tensor
     position_ids: Tensor
     logit_rows: Tensor
@@ -106,7 +106,7 @@ def place_rows(
         rows.append_table,
         rows.append_table.stride(0),
         DEPTH=seats.candidates.shape[1],
-        ROWS=ROWS,
+        ROWS=rows.of_seat,
         BLOCK_TOKENS=window.block_tokens,
         BLOCKS=min(triton.next_power_of_2(blocks), TILE),
         num_warps=1,

@@ -243,7 +243,8 @@ def _speculator(options: Options, model: PartitionedModel, drafter: Drafter | No
         return Speculator(speculation, drafter, options.most_candidates, None, lookahead)
     assert drafter is None or isinstance(drafter, CudaDrafter)
     depth, seats = options.most_candidates, options.max_num_seqs
-    kernels = DeviceRounds(speculation, drafter, depth, seats, target.vocab_size, target.device)
+    beside = options.drafting in ("cohorts", "lookahead")
+    kernels = DeviceRounds(speculation, drafter, depth, seats, target.vocab_size, target.device, beside)
     kernels.load_kernels(target.dtype)
     return Speculator(speculation, drafter, depth, kernels, lookahead)
 

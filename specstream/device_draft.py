@@ -15,7 +15,7 @@ from specstream.cuda_draft import CudaDrafter
 from specstream.device_accept import SeatTables
 from specstream.kernel_attention import KernelAttention
 from specstream.kernels.accept import Best, Method, propose
-from specstream.kernels.draft_rows import ROWS, DraftRows, Verified, Window, place_rows
+from specstream.kernels.draft_rows import DraftRows, Verified, Window, place_rows
 from specstream.kernels.process import process
 from specstream.mirror import Mirror
 from specstream.recurring import Recurring
@@ -34,16 +34,21 @@ class DeviceDraft:
     """
 
     def __init__(
-        self, drafter: CudaDrafter, tables: SeatTables, draft_sample_method: Literal["greedy", "probabilistic"]
+        self,
+        drafter: CudaDrafter,
+        tables: SeatTables,
+        draft_sample_method: Literal["greedy", "probabilistic"],
+        rows_of_seat: Literal[1, 2] = 2,
     ) -> None:
+        """`rows_of_seat` are two where it is not known what was produced before the first step begins."""
         self.drafter, self.tables, self.draft_sample_method = drafter, tables, draft_sample_method
         seats, device, blocks = tables.seats, tables.device, drafter.blocks
         sizes = TableSizes(
             seats=seats,
-            rows=padded_rows(seats * ROWS),
-            rows_per_seat=ROWS,
+            rows=padded_rows(seats * rows_of_seat),
+            rows_per_seat=rows_of_seat,
             blocks=blocks.blocks,
-            append_blocks=ROWS,
+            append_blocks=rows_of_seat,
             groups=0,
             groups_per_seat=0,
             chunks_per_group=1,
@@ -53,15 +58,15 @@ class DeviceDraft:
         with torch.inference_mode(False):
             reads = RoundTables(sizes, tilings, device)
             reads.part_count.fill_(tilings.local_parts)
-            reads.local.row_start.copy_(torch.arange(seats) * ROWS)
-            reads.ancestors[: seats * ROWS, 0] = torch.tensor([1, 3], device=device).repeat(seats)
+            reads.local.row_start.copy_(torch.arange(seats) * rows_of_seat)
+            chain = torch.tensor([1, 3][:rows_of_seat], device=device)
+            reads.ancestors[: seats * rows_of_seat, 0] = chain.repeat(seats)
             self._step = torch.zeros(seats, dtype=torch.int64, device=device)
             logit_rows = torch.zeros(max(MIN_ROWS, seats), dtype=torch.int64, device=device)
         self._attention = KernelAttention(drafter.store, reads, own, tilings)
         self._inputs = {"input_ids": reads.input_ids, "position_ids": reads.position_ids, "logit_rows": logit_rows}
-        self._rows = DraftRows(
-            reads.input_ids, reads.position_ids, logit_rows, reads.local, reads.position, reads.append_table
-        )
+        inputs = reads.input_ids, reads.position_ids, logit_rows
+        self._rows = DraftRows(rows_of_seat, *inputs, reads.local, reads.position, reads.append_table)
         self._given = Mirror(
             {
                 "computed": (torch.int32, (seats,)),

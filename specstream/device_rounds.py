@@ -66,14 +66,17 @@ class DeviceRounds:
         max_seats: int,
         vocab_size: int,
         device: torch.device,
+        beside: bool,
     ) -> None:
-        """`depth` is the most candidates of a request. A drafter that there are no kernels for is left alone."""
+        """`depth` is the most candidates of a request; `beside`, whether requests are drafted for that do not verify. A
+        drafter that there are no kernels for is left alone."""
         self.speculation, self.depth, self.max_seats = speculation, depth, max_seats
         self.vocab_size, self.device = vocab_size, device
         self.drafter = drafter if drafter is not None and drafter.choice.has_kernels else None
         self._tables: dict[int, SeatTables] = {}
         self._others: dict[int, SeatTables] = {}
         """Of requests that are drafted for while others verify, and of what these may come to."""
+        self._beside = beside and self.drafter is not None
         self._looks_ahead = self.drafter is not None and self.drafter.branches.count > 0
         self._drafted_depth, self._guesses = depth + self._looks_ahead, speculation.guesses
         self._most_others = max_seats + (self.drafter.branches.count if self.drafter is not None else 0)
@@ -108,10 +111,10 @@ class DeviceRounds:
                 accept_on_device(tables, logits, *GREEDY, synthetic, None)
                 if self.drafter is not None and not self._looks_ahead:
                     self._draft_of(tables).load_kernels(GREEDY)
-            for seats in (*seat_counts(self.max_seats), self._most_others) if self._looks_ahead else ():
+            for seats in sorted({*seat_counts(self.max_seats), self._most_others}) if self._beside else ():
                 self._others_size = seats
                 self._drafting.fill([], [], self.speculation)
-                self._draft_of(self._drafting).load_kernels(GREEDY)
+                self._draft_of(self._drafting, known=True).load_kernels(GREEDY)
 
     def prepare(self, rows: list[RequestRows], drafted: list[RequestRows] | None = None) -> bool:
         """Tells the device about the requests that have logits in a round, all that is known before these are there.
@@ -150,7 +153,7 @@ class DeviceRounds:
             tables.fill(drafted, settings, self.speculation)
             tables.tell_known(drafted)
             self._drafted, self._draft_kind = drafted, self._kind_of(drafted, settings)
-            self._draft = self._draft_of(tables)
+            self._draft = self._draft_of(tables, known=True)
             self._draft.begin(drafted)
 
     @property
@@ -268,10 +271,12 @@ class DeviceRounds:
             self._drawn_from[tables] = DrawnFrom(tables.seats, tables.depth, self.vocab_size, self.device)
         return self._drawn_from[tables]
 
-    def _draft_of(self, tables: SeatTables) -> DeviceDraft:
+    def _draft_of(self, tables: SeatTables, *, known: bool = False) -> DeviceDraft:
+        """`known`: whether what was produced is, before the steps begin."""
         if tables not in self._drafts:
             assert self.drafter is not None
-            self._drafts[tables] = DeviceDraft(self.drafter, tables, self.speculation.draft_sample_method)
+            method = self.speculation.draft_sample_method
+            self._drafts[tables] = DeviceDraft(self.drafter, tables, method, 1 if known else 2)
         return self._drafts[tables]
 
 

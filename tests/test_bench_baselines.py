@@ -45,11 +45,14 @@ def test_the_scripts_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     )
     assert cohorts["exposed"] == pytest.approx(max(0, 1 - 1 / cohorts["on_over_off"]))
     few = "--target", "tiny", "--rounds", "2"
-    alone = figures_of("one_request", *few, "--draft", "self", "--context", "512", "--depth", "2", **places)
+    drafted = "--draft", "self", "--context", "512", "--depth", "2"
+    alone = figures_of("one_request", *few, *drafted, "--hit-rounds", "6", **places)
     (ways,) = alone["depths"].values()
     exposed = ways["lookahead"]["exposed_ms"] / ways["short"]["exposed_ms"]
     assert alone["lookahead_over_short"] == pytest.approx(exposed)
-    assert 0 < alone["expected_hit_rates"]["2"] < 1
+    foreseen, outcomes = (ways["lookahead"][name] for name in ("foreseen", "outcomes"))
+    assert 2 + 6 <= outcomes < 2 + 6 + 3 * 8, "those measured, and those before they are"
+    assert alone["hit_rate_error"] == pytest.approx(abs(foreseen / outcomes - alone["expected_hit_rates"]["2"]))
     ranks = figures_of("recovery_ranks", "--context", "128", "--prompts", "2", **places)
     assert 0.3 < ranks["agreement"] < 1
     assert 0.1 < sum(ranks["rank_shares"]) <= 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -27,14 +27,15 @@ from tests.helpers import captured, model
 pytestmark = pytest.mark.interpreter
 
 
-def test_rows_are_placed_as_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("rows_of_seat", [1, 2])
+def test_rows_are_placed_as_on_the_host(rows_of_seat: Literal[1, 2], monkeypatch: pytest.MonkeyPatch) -> None:
     """For any length, with few and with all blocks: what is left out was dropped, and the ring comes round."""
     monkeypatch.setattr(cuda_draft, "BLOCK_TOKENS", 8)
     monkeypatch.setattr(cuda_draft, "FEED_TOKENS", 8)
     for window in (None, 5, 11):
         drafter = CudaDrafter(captured(model("qwen3", torch.float32, layers=1)), DraftWindow(96, window, 4), 96, 2)
         tables = SeatTables(2, 3, torch.device("cpu"))
-        device = DeviceDraft(drafter, tables, "greedy")
+        device = DeviceDraft(drafter, tables, "greedy", rows_of_seat)
         drafter.catch_up({0: ([], []), 1: ([], [])})
         slots = [drafter.places(seat) for seat in (0, 1)]
         device._given.device["slots"].copy_(torch.tensor(slots))
@@ -42,7 +43,8 @@ def test_rows_are_placed_as_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None
             chooser = random.Random(seed)
             step = chooser.randrange(3)
             lengths, accepted = [chooser.randrange(1, 90) for _ in slots], [chooser.randrange(-1, 4) for _ in slots]
-            computed, most = [max(0, count - 1) for count in accepted], [chooser.randrange(0, 97) for _ in slots]
+            computed = [max(0, count - rows_of_seat + 1) for count in accepted]
+            most = [chooser.randrange(0, 97) for _ in slots]
             produced = torch.randint(200, (2, 4))
             for name, values in (("accepted", accepted), ("produced", produced)):
                 tables.found.device[name].copy_(torch.as_tensor(values))
@@ -76,12 +78,12 @@ def check_placed(
         first = length + computed[seat] if step == 0 else text + step - 1
         place = drafter._place(seat)
         place.length = first
-        rows_of[seat] = SeatRows(place, 2 * seat, len(tokens))
-        fed += [(2 * seat + i, t if t < 96 else 0, first + i) for i, t in enumerate(tokens)]
+        rows_of[seat] = SeatRows(place, rows.of_seat * seat, len(tokens))
+        fed += [(rows.of_seat * seat + i, t if t < 96 else 0, first + i) for i, t in enumerate(tokens)]
     specs = tuple(drafter.blocks.seat(seat, r.kv.length, r.count) for seat, r in rows_of.items())
     for row, token, position in fed:
         assert (int(rows.input_ids[0, row]), int(rows.position_ids[0, row])) == (token, position)
-    sizes = TableSizes(len(specs), 8, 2, drafter.blocks.blocks, 2, 0, 0, 1)
+    sizes = TableSizes(len(specs), 8, rows.of_seat, drafter.blocks.blocks, rows.of_seat, 0, 0, 1)
     tilings = Tilings.of(sizes, drafter.store.layout, 4)
     want = RoundTables(sizes, tilings, tables.device)
     want.fill(specs, (), RoundBatch(FlatRows.of([]), rows_of, lambda _: None, lambda _: None), 8)

@@ -71,7 +71,8 @@ def engine_of(target: Any, draft_model: Any, kernels: bool, **options: Any) -> E
         seats, branches = given["max_num_seqs"], branches_of(engine.options)
         drafter = CudaDrafter(captured(draft_model), window, spec.vocab_size, seats, branches)
     depth, seats = engine.options.most_candidates, engine.options.max_num_seqs
-    rounds = DeviceRounds(speculator.speculation, drafter, depth, seats, spec.vocab_size, spec.device)
+    beside = given.get("drafting") in ("cohorts", "lookahead")
+    rounds = DeviceRounds(speculator.speculation, drafter, depth, seats, spec.vocab_size, spec.device, beside)
     speculator.drafter, speculator.kernels = drafter, rounds
     if speculator.lookahead is not None:
         assert drafter is not None
@@ -107,7 +108,7 @@ def near() -> torch.nn.Module:
     return drafting
 
 
-@pytest.mark.parametrize("drafting", ["sequential", "lookahead"])
+@pytest.mark.parametrize("drafting", ["sequential", "cohorts", "lookahead"])
 def test_what_was_loaded_before_changes_nothing(drafting: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lookahead, "MOST_BRANCHES", 4)
     options: dict[str, Any] = {"drafting": drafting, "num_speculative_tokens": 2}

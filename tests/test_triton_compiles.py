@@ -75,7 +75,8 @@ for proposing, standard in ((False, False), (False, True), (True, False), (True,
     for kernel in (*kernels, *drawn):
         given = sizes | absent | {"COUPLED": not standard, "STANDARD": standard, "PROPOSING": proposing}
         build(kernel, **{name: value for name, value in given.items() if name in kernel.arg_names})
-build(draft_rows._place_kernel, DEPTH=12, ROWS=2, BLOCK_TOKENS=64, BLOCKS=32)
+for rows in (1, 2):
+    build(draft_rows._place_kernel, DEPTH=12, ROWS=rows, BLOCK_TOKENS=64, BLOCKS=32)
 
 from specstream.kernels import process, survivors, threshold, threshold_passes
 
