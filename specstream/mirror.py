@@ -1,4 +1,4 @@
-"""Named tensors that lie one behind the other, on a device and on the host: one copy moves all of them."""
+"""Named tensors that lie one behind the other, on a device and on the host, all of which move at once."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from specstream.device_copy import Transfer
+from specstream.kernels.upload import upload
 from specstream.streams import CurrentStream
 
 Field = tuple[torch.dtype, tuple[int, ...]]
@@ -29,8 +30,8 @@ class Mirror:
             self._here = torch.zeros(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
             self._there = torch.zeros(size, dtype=torch.uint8, device=device)
         self._current = CurrentStream(device) if device.type == "cuda" else None
-        here, there = self._here.data_ptr(), self._there.data_ptr()
-        self._up, self._down = Transfer(there, here, size, True), Transfer(here, there, size, False)
+        self._words = self._here.view(torch.int64), self._there.view(torch.int64)
+        self._down = Transfer(self._here.data_ptr(), self._there.data_ptr(), size, to_device=False)
 
         def cut(whole: Tensor, name: str) -> Tensor:
             dtype, shape = fields[name]
@@ -47,15 +48,15 @@ class Mirror:
         self._here.zero_()
 
     def upload(self) -> None:
-        """On the current stream; the host's side may not be written before that copy is done."""
+        """On the current stream; the host's side may not be written before that is done."""
         if self._current is None:
             self._there.copy_(self._here)
-        else:  # the host waits for the launch, and torch's own takes longer
-            self._up.launch(self._current.address)
+        else:
+            upload(*self._words)
 
     def download(self) -> None:
         """On the current stream; the host's side can be read, and written, once that copy is done."""
         if self._current is None:
             self._here.copy_(self._there)
-        else:
+        else:  # torch's own copy takes the host longer to launch
             self._down.launch(self._current.address)

@@ -18,8 +18,7 @@ class Recurring(Generic[Result]):
     """Runs `work` the first time, which compiles its kernels; then captures it, and replays that. Not so on the CPU.
 
     Kernels of a graph have the priority of the stream that it was captured on, not of the one that it is launched on.
-    These have the lower one, wherever they are captured: with the target's own, draft steps beside it held it up by
-    most of the time that they took.
+    These have the lower one, wherever they are captured: the target's come first.
     """
 
     work: Callable[[], Result]

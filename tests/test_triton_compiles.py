@@ -78,6 +78,11 @@ for proposing, standard in ((False, False), (False, True), (True, False), (True,
 for rows in (1, 2):
     build(draft_rows._place_kernel, DEPTH=12, ROWS=rows, BLOCK_TOKENS=64, BLOCKS=32)
 
+from specstream.kernels import upload
+
+TYPES |= {"here": "*i64", "there": "*i64"}
+build(upload._upload_kernel, TILE=1024)
+
 from specstream.kernels import process, survivors, threshold, threshold_passes
 
 KEYS = ("best_key", "least_key", "bound_key", "threshold_key", "survivors", "survivor_count")
