@@ -99,7 +99,7 @@ class PlannedRound:
 
 @dataclass(frozen=True)
 class MeasuredSpan:
-    """A task as it ran. What was in flight when the round began may start before 0, what is ahead end after the round."""
+    """A task as it ran. What was in flight when the round began may start before 0, what is ahead ends after it."""
 
     task: str
     start_us: float
