@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from specstream.graph import PartitionedModel
 from specstream.round_graph import IN_PLACE, Content, Region, RoundGraph, Task, TaskKind
 from specstream.round_spec import PROMPT_SLOTS, ChunkRun, RoundSpec, SeatSpec
-from specstream.round_work import NO_DRAFT, PIECE_LAUNCHES, SAMPLING_LAUNCHES, DraftWork, RoundWork
+from specstream.round_work import PIECE_LAUNCHES, SAMPLING_LAUNCHES, RoundWork
 
 
 @dataclass(frozen=True)
@@ -20,8 +20,6 @@ class ExpandFetches:
     """
 
     spec: RoundSpec
-    draft: DraftWork = NO_DRAFT
-    """One draft step, for its cost."""
     verified_rows: int = 1
     """Rows of a verification, at most, for the costs."""
     name: str = "expand_fetches"
@@ -86,8 +84,6 @@ class ExpandFetches:
             staged = _staged(layer, run, (fetch_index + index) % spec.staging_slots)
             group = index % len(spec.next_groups)
             yield self._fetch(f"ahead/{layer}/{group}", layer, group, run, staged, "ahead")
-        if spec.drafts_beside:
-            yield from self._drafts(work, Region("other_candidates"))
         yield Task(
             "accept",
             TaskKind.ACCEPT,
@@ -95,21 +91,6 @@ class ExpandFetches:
             writes=(Region("outcome"),),
             launches=SAMPLING_LAUNCHES,
         )
-        if not spec.drafts_beside:
-            yield from self._drafts(work, Region("candidates"), Region("outcome"))
-
-    def _drafts(self, work: RoundWork, candidates: Region, *outcome: Region) -> Iterator[Task]:
-        for step in range(self.spec.draft_steps):
-            yield Task(
-                f"draft/{step}",
-                TaskKind.DRAFT,
-                reads=(*outcome, Region("draft_kv"), candidates),
-                writes=(Region("draft_kv"), candidates),
-                step=step,
-                memory_bytes=self.draft.read_bytes,
-                flops=work.draft_step(self.draft.read_bytes),
-                launches=self.draft.launches,
-            )
 
     def _piece(self, model: PartitionedModel, index: int, work: RoundWork) -> Task:
         piece = model.pieces[index]

@@ -163,7 +163,9 @@ def build_engine(
     window = DraftWindow(max_len, options.draft_window, options.draft_sink)
     drafter_kind = _drafter_kind(device)
     profile = device_profile(device)
-    work = NO_DRAFT if draft is None else DraftWork(draft.read_bytes, draft.spec.num_layers)
+    work = NO_DRAFT
+    if draft is not None:
+        work = DraftWork(draft.read_bytes, draft.spec.num_layers, draft.spec.dtype.itemsize)
 
     def planned(settings: Options) -> tuple[MemoryPlan, Planner]:
         memory = plan_memory(

@@ -59,7 +59,8 @@ class BenchModel:
     def draft_work(self) -> DraftWork:
         """A step of it as a draft."""
         untyped: Any = self.module
-        return DraftWork(self.read_bytes, untyped.config.num_hidden_layers)
+        itemsize = next(self.module.parameters()).itemsize
+        return DraftWork(self.read_bytes, untyped.config.num_hidden_layers, itemsize)
 
     def figures(self) -> dict[str, Any]:
         """For a report."""

@@ -13,6 +13,7 @@ from specstream.graph import PartitionedModel
 from specstream.passes.assign_lanes import AssignLanes
 from specstream.passes.estimate_costs import EstimateCosts
 from specstream.passes.expand_fetches import ExpandFetches
+from specstream.passes.place_draft import PlaceDraft
 from specstream.pipeline import Pass, PassRunner
 from specstream.plan import Lane, Plan
 from specstream.round_spec import RoundSpec
@@ -26,7 +27,8 @@ def round_passes(
 ) -> tuple[Pass, ...]:
     """The passes from the cut model to a plan, in order."""
     return (
-        ExpandFetches(spec, draft, verified_rows),  # first: everything later is about the tasks it lists
+        ExpandFetches(spec, verified_rows),  # first: everything later is about the tasks it lists
+        PlaceDraft(draft),  # after the target's: it gets the time that they leave
         EstimateCosts(profile),  # before lanes, so that placement can weigh durations
         AssignLanes(prove),  # last: fixes the order and proves it
     )

@@ -150,6 +150,16 @@ class RoundGraph:
         """The same graph with its tasks replaced, in the same order, by others of the same names."""
         return replace(self, tasks=tuple(tasks))
 
+    def insert(self, index: int, program: Iterable[Task]) -> RoundGraph:
+        """The same graph with more tasks before task `index`, in an order that is right when all run one by one."""
+        more = tuple(program)
+        tasks = (*self.tasks[:index], *more, *self.tasks[index:])
+        buffers = {region.buffer for task in more for region in (*task.reads, *task.writes)}
+        concerned = [task for task in tasks if not buffers.isdisjoint(r.buffer for r in (*task.reads, *task.writes))]
+        edges = RoundGraph.from_program(self.spec, concerned).before
+        before = {task.name: self.before.get(task.name, {}) | edges.get(task.name, {}) for task in tasks}
+        return RoundGraph(self.spec, tasks, before)
+
     def validate(self) -> None:
         """Raises ValueError if the edges form a cycle."""
         place = {task.name: index for index, task in enumerate(self.tasks)}

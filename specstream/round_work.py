@@ -24,6 +24,12 @@ class DraftWork:
     read_bytes: int = 0
     """Of weights."""
     layers: int = 0
+    itemsize: int = 2
+    """Bytes of a weight."""
+
+    @property
+    def flops_of_row(self) -> int:
+        return 2 * (self.read_bytes // self.itemsize)
 
     @property
     def launches(self) -> int:
@@ -65,10 +71,6 @@ class RoundWork:
         """Piece `index`. Most of the last one's weights are the output head's: it is reckoned with the head's rows."""
         last = index == self.spec.num_layers
         return self._linear(weight_bytes, self.logit_rows if last else sum(self.rows.values()))
-
-    def draft_step(self, weight_bytes: int) -> int:
-        """A row of each request through a draft of the target's precision; a cohort drafted for beside is as large."""
-        return self._linear(weight_bytes, len(self.spec.seats))
 
     def local(self, attention: AttentionSpec, seat: SeatSpec, chunks: int) -> int:
         """A request's rows over its chunks on the device: of those that the rows lie in they see half on average."""

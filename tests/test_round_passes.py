@@ -12,6 +12,7 @@ from specstream.errors import InvalidPlan
 from specstream.passes.assign_lanes import AssignLanes
 from specstream.passes.estimate_costs import EstimateCosts
 from specstream.passes.expand_fetches import ExpandFetches
+from specstream.passes.place_draft import PlaceDraft
 from specstream.pipeline import PassRunner
 from specstream.plan import Lane, StepOp
 from specstream.planner import Planner, round_passes
@@ -34,7 +35,7 @@ PROMPTS = round_spec(
 
 
 def expand(spec: RoundSpec) -> RoundGraph:
-    return ExpandFetches(spec).run(toy_model(spec.num_layers))
+    return PlaceDraft().run(ExpandFetches(spec).run(toy_model(spec.num_layers)))
 
 
 @pytest.mark.parametrize(("name", "spec"), [("round_graph.txt", SPEC), ("prompt_round_graph.txt", PROMPTS)])
@@ -69,6 +70,30 @@ def test_expand_fetches_checks_that_every_streamed_chunk_is_attended_to() -> Non
     longer = ExpandFetches(replace(SPEC, seats=(seat(streamed=5),)))
     with pytest.raises(ValueError, match="are not the streamed ones"):
         longer.check(graph)
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_draft_steps_are_placed_where_what_they_are_for_is_known(beside: bool) -> None:
+    spec = replace(SPEC, drafts_beside=beside)
+    graph = expand(spec)
+    names = [task.name for task in graph.tasks]
+    drafts = ["draft/0", "draft/1"]
+    assert names[-3:] == ([*drafts, "accept"] if beside else ["accept", *drafts])
+    assert ("accept" in graph.before["draft/0"]) is not beside
+    assert graph.before["draft/1"] == {"draft/0": "data"} | ({} if beside else {"accept": "data"})
+    assert graph.before["accept"].keys().isdisjoint(drafts)
+    whole = RoundGraph.from_program(spec, graph.tasks)
+    assert graph.before == whole.before, "as if the whole round had been listed at once"
+    PlaceDraft().check(graph)
+
+
+def test_place_draft_refuses_a_target_that_waits_for_a_draft_and_steps_that_are_missing() -> None:
+    graph = expand(SPEC)
+    waiting = replace(graph, before=graph.before | {"merge/1": {"draft/0": "data"}})
+    with pytest.raises(ValueError, match="merge/1 waits for a draft step of its own round"):
+        PlaceDraft().check(waiting)
+    with pytest.raises(ValueError, match=r"draft steps \[0, 1\] are not the round's 3"):
+        PlaceDraft().check(replace(graph, spec=replace(SPEC, draft_steps=3)))
 
 
 def test_estimate_costs_prices_bytes_and_refuses_free_tasks() -> None:
@@ -147,12 +172,13 @@ def test_a_graph_that_cannot_be_ordered_is_a_deadlock() -> None:
 def test_the_runner_records_and_dumps(tmp_path: Path) -> None:
     runner = PassRunner("round", dump_dir=tmp_path)
     runner.run(round_passes(SPEC, CPU_PROFILE, NO_DRAFT), toy_model(2))
-    assert [record.name for record in runner.records] == ["expand_fetches", "estimate_costs", "assign_lanes"]
+    names = ["expand_fetches", "place_draft", "estimate_costs", "assign_lanes"]
+    assert [record.name for record in runner.records] == names
     assert runner.records[0].op_changes["fetch"] == 6
-    assert runner.records[1].op_changes == {}
+    assert [record.op_changes for record in runner.records[1:3]] == [{"draft": 2}, {}]
     files = sorted(path.name for path in (tmp_path / "round").iterdir())
-    assert files == ["00_input.txt", "01_expand_fetches.txt", "02_estimate_costs.txt", "03_assign_lanes.txt"]
-    assert "launch piece/0" in (tmp_path / "round" / "03_assign_lanes.txt").read_text()
+    assert files == ["00_input.txt", *(f"{number:02d}_{name}.txt" for number, name in enumerate(names, 1))]
+    assert "launch piece/0" in (tmp_path / "round" / files[-1]).read_text()
 
 
 def test_a_plan_is_made_once_for_each_structure() -> None:

@@ -11,6 +11,7 @@ from torch import fx, nn
 
 from specstream.graph import Piece
 from specstream.passes.expand_fetches import ExpandFetches
+from specstream.passes.place_draft import PlaceDraft
 from specstream.round_graph import Task
 from specstream.round_spec import SeatSpec
 from specstream.round_work import NO_DRAFT, DraftWork, RoundWork
@@ -28,8 +29,8 @@ def work(*seats: SeatSpec, verified_rows: int = 3) -> RoundWork:
 
 
 def tasks(*seats: SeatSpec, draft: DraftWork = NO_DRAFT) -> dict[str, Task]:
-    spec = round_spec(*seats)
-    return {task.name: task for task in ExpandFetches(spec, draft, 3).run(toy_model(2)).tasks}
+    graph = ExpandFetches(round_spec(*seats), 3).run(toy_model(2))
+    return {task.name: task for task in PlaceDraft(draft).run(graph).tasks}
 
 
 def test_rows_of_verifications_and_of_parts_of_prompts() -> None:
