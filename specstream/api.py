@@ -13,7 +13,7 @@ from torch import nn
 
 from specstream.caller import warn_caller
 from specstream.compiler import compile_model, lower_model
-from specstream.depth import choose_depth
+from specstream.depth import choose_depth, depths_of
 from specstream.draft import FEED_TOKENS, Drafter, DraftWindow
 from specstream.engine import Engine
 from specstream.errors import InvalidOption, UnsupportedModel
@@ -179,6 +179,7 @@ def build_engine(
         )
         return memory, Planner(target, profile, work, settings.most_candidates + 1)
 
+    adapts = options.num_speculative_tokens == "auto" and draft is not None
     if options.num_speculative_tokens == "auto":
         options = replace(options, num_speculative_tokens=choose_depth(options, planned) if draft else 1)
     if options.drafting == "auto" and draft is not None:
@@ -200,6 +201,7 @@ def build_engine(
     branches, vocab = branches_of(options), target.spec.vocab_size
     drafter = drafter_kind(draft, window, vocab, options.max_num_seqs, branches) if draft else None
     speculator = _speculator(options, target, drafter)
+    speculator.depths = depths_of(options, memory, planner) if adapts else None
     executor = _executor(target, store, memory, options)
     return Engine(options, memory, planner, executor, host, speculator, tokenizer, generation_config)
 

@@ -1,12 +1,19 @@
-"""How many candidates a round: what `num_speculative_tokens="auto"` stands for on a device, for two models."""
+"""How many candidates a round: what `num_speculative_tokens="auto"` stands for on a device, for two models.
+
+That is the most that a request is drafted for. One whose candidates are right less often than was assumed is drafted
+for as few as pay.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from specstream.errors import OutOfBudget
+from specstream.memory import MemoryPlan
 from specstream.options import MOST_AUTO_CANDIDATES, Options
-from specstream.policy import Planned, choose_drafting, verified_us
+from specstream.planner import Planner
+from specstream.policy import Planned, choose_drafting, longest_round, period_us, verified_us
 from specstream.speculate import ASSUMED_ACCEPTANCE
 
 DEPTHS = (1, 2, 3, 4, 6, 8, 12, MOST_AUTO_CANDIDATES)
@@ -34,6 +41,30 @@ def choose_depth(options: Options, planned: Planned) -> int:
             break
         rates[depth] = expected_tokens(ASSUMED_ACCEPTANCE, depth) / period
     return max(rates, key=rates.__getitem__)
+
+
+@dataclass(frozen=True)
+class Depths:
+    """What a request is drafted for, by how often its candidates were right. Nothing else counts, neither the other
+    requests nor how long rounds have taken: the tokens of one that samples depend on it."""
+
+    periods_us: Mapping[int, float]
+    """By number of candidates: how long a round is predicted to take, of as many requests of `max_model_len` as there
+    can be."""
+
+    def best(self, acceptance: float) -> int:
+        """The number with the most tokens a second, at this chance that a candidate is right if those before are."""
+        return max(self.periods_us, key=lambda depth: expected_tokens(acceptance, depth) / self.periods_us[depth])
+
+
+def depths_of(options: Options, memory: MemoryPlan, planner: Planner) -> Depths | None:
+    """For an engine that drafts after acceptance; None for others, where more candidates cost a round little."""
+    if options.drafting != "sequential":
+        return None
+    most = options.most_candidates
+    numbers = sorted({depth for depth in DEPTHS if depth < most} | {most})
+    rounds = {depth: longest_round(memory, options.max_num_seqs, depth) for depth in numbers}
+    return Depths({depth: period_us(planner, spec) for depth, spec in rounds.items()})
 
 
 def expected_tokens(acceptance: float, depth: int) -> float:

@@ -84,6 +84,8 @@ class DeviceDraft:
         self._steps: dict[Kind, Recurring[None]] = {}
         self._computed: dict[int, int] = {}
         """The seats that are drafted for in this round; and how many candidates of each had been computed before it."""
+        self._taken = 0
+        """Steps of this round."""
 
     def begin(self, rows: list[RequestRows]) -> None:
         """Before the first step of a round: the drafter catches up with what the target verifies, or has produced."""
@@ -102,9 +104,11 @@ class DeviceDraft:
             write["slots"][seat] = self.drafter.places(seat)
         self._given.upload()
         self._step.fill_(-1)
+        self._taken = 0
 
     def step(self, kind: Kind, drawn_from: Tensor | None) -> None:
         """Launches the next step; `drawn_from`, float64 [seats, K, vocab], is written for "standard"."""
+        self._taken += 1
         if self._computed:
             self._recurring(kind, drawn_from)()
 
@@ -120,7 +124,7 @@ class DeviceDraft:
         seat, found = row.sequence.seat, self.tables.found.host
         if seat not in self._computed:
             return Candidates(), False
-        count = int(found["next_count"][seat])
+        count = min(int(found["next_count"][seat]), self._taken)
         good = leading(np.isfinite(found["next_tops"][seat, :count]))
         tokens: list[int] = found["next_candidates"][seat, :good].tolist()
         known = min(self._computed[seat], accepted)

@@ -234,7 +234,11 @@ class DeviceRounds:
         """What was proposed for a request, and whether the draft has failed on the way."""
         standard = row.sequence.sampling.do_sample and self._draft_kind[1] == "standard"
         drawn_from = self._probabilities(draft.tables).parts[row.sequence.seat] if standard else []
-        return draft.candidates(row, accepted, produced, drawn_from)
+        found, failed = draft.candidates(row, accepted, produced, drawn_from)
+        depth = row.sequence.depth
+        if depth is None or len(found.tokens) < depth:
+            return found, failed
+        return found.first(depth), False  # others may have needed more steps
 
     @property
     def _verifying(self) -> SeatTables:

@@ -254,7 +254,8 @@ class Engine(Exclusive):
             return
         start = time.perf_counter()
         self._last = None  # a round that fails leaves nothing in flight
-        spec = self._latest_spec = self._next_round.structure(running, rows, turn, last, self._speculator.draft_steps)
+        steps = self._speculator.draft_steps(running)
+        spec = self._latest_spec = self._next_round.structure(running, rows, turn, last, steps)
         if last is not None and self.options.debug:
             self._planner.bound(last.spec).check(self._planner.bound(spec))
         plan, this = self._planner.plan(spec.canonical()), LastRound.of(spec, turn, running)
@@ -285,7 +286,7 @@ class Engine(Exclusive):
         """The plan of the last round, or, before the first, of one request near `max_model_len`."""
         if self._latest_spec is not None:
             return self._planner.bound(self._latest_spec)
-        return self._planner.bound(self._next_round.longest(self._speculator.draft_steps))
+        return self._planner.bound(self._next_round.longest(self._speculator.draft_steps([])))
 
     def metrics(self) -> Metrics:
         """The counters since the engine was made or reset."""
@@ -344,7 +345,8 @@ class Engine(Exclusive):
     def _batch(self, rows: list[RequestRows], drafted: list[RequestRows], plan: Plan, this: LastRound) -> RoundBatch:
         flat = FlatRows.of((row.tokens, row.kv.length, row.logits) for row in rows)
         seats = {row.sequence.seat: SeatRows(row.kv, *place) for row, place in zip(rows, flat.places, strict=True)}
-        work = self._next_round.work_ahead(rows, plan, this, self._speculator.draft_steps)
+        steps = self._speculator.draft_steps(self._scheduler.running)
+        work = self._next_round.work_ahead(rows, plan, this, steps)
         beside = drafted if this.spec.drafts_beside else None
         return RoundBatch(
             flat,

@@ -14,8 +14,7 @@ from specstream.draft import NO_BRANCHES, Branches, Drafter
 from specstream.options import Options
 from specstream.sampling import Purpose
 from specstream.scheduler import RequestRows
-from specstream.sequence import Sequence
-from specstream.speculate import ASSUMED_ACCEPTANCE, Candidates
+from specstream.speculate import Candidates
 
 MOST_BRANCHES = 32
 """Of all requests together: a draft step of so many rows costs little more than one of a single row."""
@@ -25,8 +24,6 @@ RANK_SHARES: Shares = (0.37, 0.17, 0.10, 0.07, 0.05, 0.04, 0.02)
 """Of the bundled pair, on a novel: `benchmarks/recovery_ranks.py`."""
 SELF_RANK_SHARES: Shares = (0.73, 0.15, 0.07, 0.01)
 """Of a target that drafts for itself: SmolLM2-135M-Instruct with a window of 1,024 tokens, by the same."""
-ASSUMED_CANDIDATES = 8
-"""How many candidates the acceptance that is assumed to begin with counts for."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +98,7 @@ class Lookahead:
         for row in going_on:
             sequence = row.sequence
             most = max(1, MOST_BRANCHES // len(going_on))
-            for outcome in likely_outcomes(_acceptance(sequence), self.rank_shares, row.candidates, most):
+            for outcome in likely_outcomes(sequence.acceptance, self.rank_shares, row.candidates, most):
                 if seat == self.first_seat + MOST_BRANCHES:
                     break
                 produced = (*row.candidates.tokens[: outcome.accepted], outcome.token)
@@ -140,11 +137,3 @@ class Lookahead:
         for seat in range(self.first_seat, self.first_seat + MOST_BRANCHES):
             self.drafter.free(seat)
         self._branches.clear()
-
-
-def _acceptance(sequence: Sequence) -> float:
-    """The chance that a candidate of the request is right if those before it are, as far as has been seen."""
-    metrics = sequence.metrics
-    accepted = metrics.num_accepted_tokens + ASSUMED_ACCEPTANCE * ASSUMED_CANDIDATES
-    refused = metrics.num_refusals + (1 - ASSUMED_ACCEPTANCE) * ASSUMED_CANDIDATES
-    return accepted / (accepted + refused)

@@ -70,7 +70,8 @@ class Options:
     """
 
     num_speculative_tokens: int | Literal["auto"] = 4
-    """Candidates the draft proposes a round, at most. auto: as many as are predicted to give the most tokens."""
+    """Candidates the draft proposes a round, at most. auto: as many as are predicted to give the most tokens, and fewer
+    for a request whose candidates are often wrong."""
     max_model_len: int | Literal["auto"] = "auto"
     """Longest prompt plus output, in tokens. auto: what the target's positions cover."""
     max_num_seqs: int = 8

@@ -43,13 +43,13 @@ def verified_us(options: Options, planned: Planned) -> float:
     memory, planner = planned(options)
     round_of_all = longest_round(memory, options.max_num_seqs, options.most_candidates)
     if options.drafting == "lookahead":  # as if all that comes were foreseen
-        return _period_us(planner, replace(round_of_all, drafts_beside=True))
+        return period_us(planner, replace(round_of_all, drafts_beside=True))
     if options.drafting != "cohorts":
-        return _period_us(planner, round_of_all)
+        return period_us(planner, round_of_all)
     half = round_of_all.seats[: (options.max_num_seqs + 1) // 2]
     others = tuple(replace(seat.on_host, seat=seat.seat + len(half)) for seat in half)
     turn = replace(memory.round_of(half, options.most_candidates), drafts_beside=True, next_runs=others).warm()
-    return 2 * _period_us(planner, turn)
+    return 2 * period_us(planner, turn)
 
 
 def longest_round(memory: MemoryPlan, requests: int, depth: int) -> RoundSpec:
@@ -59,5 +59,6 @@ def longest_round(memory: MemoryPlan, requests: int, depth: int) -> RoundSpec:
     return memory.round_of(seats, depth).warm()
 
 
-def _period_us(planner: Planner, spec: RoundSpec) -> float:
+def period_us(planner: Planner, spec: RoundSpec) -> float:
+    """How long rounds of this structure are predicted to take, one after the other."""
     return steady_round(planner.exact(spec)).period_us

@@ -12,11 +12,15 @@ from transformers import StoppingCriteriaList
 
 from specstream.kv import SequenceKV
 from specstream.sampling import Sampling
-from specstream.speculate import Candidates
+from specstream.speculate import ASSUMED_ACCEPTANCE, Candidates
 from specstream.token_scores import Kept, TokenScores
 
 if TYPE_CHECKING:
     from specstream.outputs import StepOutput
+
+
+ASSUMED_CANDIDATES = 8
+"""How many candidates the acceptance that is assumed to begin with counts for."""
 
 
 class FinishReason(str, Enum):
@@ -65,6 +69,8 @@ class Sequence:
     """transformers' criteria; they see committed tokens only, one more at a time."""
     drafts: bool = True
     """Whether candidates are proposed for it."""
+    depth: int | None = None
+    """How many, at most; None: as many as for any."""
     cohort: int = 0
     """Which of the two groups it is of, where requests verify by turns; see `specstream.cohorts`."""
     useless_rounds: int = 0
@@ -82,6 +88,13 @@ class Sequence:
     def prompt_is_through(self) -> bool:
         """Whether its next rows are a verification."""
         return self.kv is not None and self.kv.length >= self.prompt_length
+
+    @property
+    def acceptance(self) -> float:
+        """The chance that a candidate of it is right if those before it are, as far as has been seen."""
+        accepted = self.metrics.num_accepted_tokens + ASSUMED_ACCEPTANCE * ASSUMED_CANDIDATES
+        refused = self.metrics.num_refusals + (1 - ASSUMED_ACCEPTANCE) * ASSUMED_CANDIDATES
+        return accepted / (accepted + refused)
 
     @property
     def new_tokens(self) -> list[int]:

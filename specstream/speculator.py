@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from specstream.caller import warn_caller
+from specstream.depth import Depths
 from specstream.draft import Drafter
 from specstream.errors import InvalidDistribution, add_note
 from specstream.lookahead import Lookahead
@@ -26,6 +27,8 @@ JUDGED_ROUNDS = 32
 """Rounds after which it is asked whether candidates are worth the time that they take."""
 LEAST_WORTH = 0.8
 """Part of that time: it is a prediction."""
+ADAPTED_ROUNDS = 8
+"""Verifications of a request after which it is asked anew how many candidates pay."""
 
 
 @dataclass
@@ -44,6 +47,8 @@ class Speculator:
     kernels: DeviceRounds | None = None
     lookahead: Lookahead | None = None
     """Drafts for likely outcomes beside the target, if that is the policy."""
+    depths: Depths | None = None
+    """How many candidates pay, if each request is drafted for as its own acceptance says."""
     pending_warnings: list[tuple[Sequence, str]] = field(default_factory=list)
     """What `warn` has still to say."""
     _verified: list[RequestRows] = field(default_factory=list, init=False)
@@ -55,10 +60,19 @@ class Speculator:
     _beside: bool = field(default=False, init=False)
     """Whether its draft steps are for other requests than it verifies, or for what these may come to."""
 
+    def draft_steps(self, running: list[Sequence]) -> int:
+        """Of a round of these requests: as many as the one needs that needs most."""
+        if self.drafter is None:
+            return 0
+        return max((self._steps_of(s) for s in running if s.drafts), default=self.candidates + self._steps_beyond)
+
+    def _steps_of(self, sequence: Sequence) -> int:
+        return (sequence.depth or self.candidates) + self._steps_beyond
+
     @property
-    def draft_steps(self) -> int:
-        """Of a round: lookahead needs one more than candidates, for what may follow them all."""
-        return self.candidates + (self.lookahead is not None) if self.drafter is not None else 0
+    def _steps_beyond(self) -> int:
+        """Lookahead needs one more than candidates, for what may follow them all."""
+        return int(self.lookahead is not None)
 
     def prepare(self, rows: list[RequestRows], drafted: list[RequestRows] | None = None) -> bool:
         """Before a round's logits are there: finds out whether the round is the kernels'.
@@ -199,6 +213,8 @@ class Speculator:
         if row.candidates.tokens:
             sequence.judged_rounds += 1
             sequence.judged_accepted += row.accepted
+            if self.depths is not None and sequence.metrics.num_verify_rounds % ADAPTED_ROUNDS == 0:
+                sequence.depth = self.depths.best(sequence.acceptance)
         if sequence.useless_rounds >= MOST_USELESS_ROUNDS:
             failed = " (its scores are no distribution: NaN, for example)" if row.draft_failed else ""
             self._turn_off(sequence, f"the draft was of no use in {MOST_USELESS_ROUNDS} rounds in a row{failed}")
@@ -249,7 +265,7 @@ class Speculator:
         if (row.verifies and not row.produced) or row.finish_reason or row.draft_failed or not row.sequence.drafts:
             return False
         length = len(row.sequence.tokens) + len(row.produced)
-        return length + step < self.drafter.most_length(row.sequence.limit)
+        return step < self._steps_of(row.sequence) and length + step < self.drafter.most_length(row.sequence.limit)
 
 
 def _take(row: RequestRows, own: Tensor, scores: Tensor, accepted: int, produced: list[int]) -> None:

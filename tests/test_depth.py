@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import specstream
-from specstream.depth import choose_depth, expected_tokens
+from specstream.depth import DEPTHS, Depths, choose_depth, depths_of, expected_tokens
 from specstream.errors import InvalidOption, OutOfBudget
 from specstream.idle import idle_bytes
 from specstream.memory import MemoryPlan, plan_memory
@@ -68,3 +68,29 @@ def test_an_engine_decides_when_it_is_made() -> None:
 def test_a_length_of_made_up_acceptance_needs_a_number() -> None:
     with pytest.raises(InvalidOption, match="num_speculative_tokens: got 'auto'; allowed: a number of candidates"):
         Options(num_speculative_tokens="auto", rejection_sample_method="synthetic", synthetic_acceptance_length=3.0)
+
+
+def depths(free: int, depth: int = 8, **options: Any) -> Depths | None:
+    defaults: dict[str, Any] = {"max_model_len": 32_768, "max_num_seqs": 1, "drafting": "sequential"}
+    given, qwen3 = Options(**defaults | options, num_speculative_tokens=depth), qwen3_8b()
+    idle = idle_bytes(given, H200, QWEN3_06B)
+    memory = plan_memory(given, qwen3.spec, weights=0, free_host=64 * GIB, free_device=free, idle_bytes=idle)
+    return depths_of(given, memory, Planner(qwen3, H200, QWEN3_06B, depth + 1))
+
+
+def test_a_request_is_drafted_for_as_far_as_its_own_acceptance_pays() -> None:
+    resident = depths(64 * GIB)
+    assert resident is not None
+    assert list(resident.periods_us) == [depth for depth in DEPTHS if depth <= 8]
+    best = [resident.best(acceptance) for acceptance in (0.05, 0.3, 0.6, 0.8, 0.9, 0.99)]
+    assert best == sorted(best)
+    assert best[0] == 1
+    assert best[-1] == 8
+    streamed = depths(8 * GIB, gpu_kv_budget="2GiB")
+    assert streamed is not None
+    assert streamed.best(0.3) == 8, "more cost nothing: the ring holds what the link brings meanwhile"
+
+
+def test_where_drafting_is_beside_the_target_all_are_drafted_for_alike() -> None:
+    assert depths(64 * GIB, max_num_seqs=2, drafting="cohorts") is None
+    assert depths(64 * GIB, drafting="lookahead") is None

@@ -17,8 +17,9 @@ from transformers import (
 
 pytest.importorskip("triton")
 
-from specstream import cuda_draft, draft, lookahead
+from specstream import cuda_draft, draft, lookahead, speculator
 from specstream.cuda_draft import CudaDrafter
+from specstream.depth import Depths
 from specstream.device_accept import SeatTables
 from specstream.device_rounds import DeviceRounds
 from specstream.draft import Drafter, DraftWindow
@@ -62,7 +63,7 @@ def engine_of(target: Any, draft_model: Any, kernels: bool, **options: Any) -> E
     """An engine of the CPU's; or one that drafts as on a CUDA device, and has the kernels choose its tokens."""
     given: dict[str, Any] = {"max_model_len": 64, "chunk_tokens": 8, "max_num_seqs": 3} | options
     engine = make_engine(target, draft_model, **given)
-    speculator, spec = engine._speculator, captured(target).spec
+    its, spec = engine._speculator, captured(target).spec
     if not kernels:
         return engine
     drafter = None
@@ -72,11 +73,11 @@ def engine_of(target: Any, draft_model: Any, kernels: bool, **options: Any) -> E
         drafter = CudaDrafter(captured(draft_model), window, spec.vocab_size, seats, branches)
     depth, seats = engine.options.most_candidates, engine.options.max_num_seqs
     beside = given.get("drafting") in ("cohorts", "lookahead")
-    rounds = DeviceRounds(speculator.speculation, drafter, depth, seats, spec.vocab_size, spec.device, beside)
-    speculator.drafter, speculator.kernels = drafter, rounds
-    if speculator.lookahead is not None:
+    rounds = DeviceRounds(its.speculation, drafter, depth, seats, spec.vocab_size, spec.device, beside)
+    its.drafter, its.kernels = drafter, rounds
+    if its.lookahead is not None:
         assert drafter is not None
-        speculator.lookahead.drafter = drafter
+        its.lookahead.drafter = drafter
     return engine
 
 
@@ -387,3 +388,20 @@ def test_synthetic_acceptance(chosen: dict[str, float]) -> None:
     options = {"num_speculative_tokens": 3, "rejection_sample_method": "synthetic", **chosen}
     check_same(tiny(), near(), PROMPTS[:2], options, max_new_tokens=9, **SAMPLED)
     check_same(tiny(), near(), PROMPTS[:2], options, max_new_tokens=9, seed=1)
+
+
+@pytest.mark.parametrize("method", ["greedy", "standard", "coupled"])
+def test_requests_of_different_depths(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps that one request needs are of no effect on another that needs fewer."""
+    monkeypatch.setattr(speculator, "ADAPTED_ROUNDS", 1)
+    depths = Depths({1: 1.0, 2: 1.5, 4: 2.6})
+    results = []
+    for kernels in (False, True):
+        options = {"rejection_sample_method": method} if method != "greedy" else {}
+        engine = engine_of(tiny(), near(), kernels, num_speculative_tokens=4, **options)
+        engine._speculator.depths = depths
+        arguments: dict[str, Any] = {} if method == "greedy" else SAMPLED
+        results.append(texts(engine, PROMPTS, max_new_tokens=14, **arguments))
+    assert results[0] == results[1]
+    proposed_at_each = results[0][2]
+    assert 0 < proposed_at_each[1] < proposed_at_each[0]
