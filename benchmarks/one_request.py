@@ -25,7 +25,7 @@ from specstream.bench_report import prediction, report
 from specstream.bench_setup import memory_figures
 from specstream.cli import positive
 from specstream.depth import expected_tokens
-from specstream.lookahead import MOST_BRANCHES, RANK_SHARES, SELF_RANK_SHARES, Shares, likely_outcomes
+from specstream.lookahead import ITSELF, SECOND_MODEL, FanOut, likely_outcomes
 from specstream.options import SELF
 from specstream.rates import link_bandwidth
 from specstream.speculate import ASSUMED_ACCEPTANCE, GUESSES, Candidates
@@ -39,13 +39,13 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-def expected_hit_rate(depth: int, rank_shares: Shares) -> float:
+def expected_hit_rate(depth: int, fan_out: FanOut) -> float:
     """The chance that an outcome has a branch: of each number of accepted candidates, times the branches' shares."""
     guesses = [[index * GUESSES + guess for guess in range(GUESSES)] for index in range(depth + 1)]
     candidates = Candidates([tokens[0] for tokens in guesses[:depth]], guesses=guesses)
     a = ASSUMED_ACCEPTANCE
     chances = [a**accepted * (1 - a) for accepted in range(depth)] + [a**depth]
-    outcomes = likely_outcomes(a, rank_shares, candidates, MOST_BRANCHES)
+    outcomes = likely_outcomes(a, fan_out.rank_shares, candidates, fan_out.branches)
     return sum(chances[outcome.accepted] * outcome.share for outcome in outcomes)
 
 
@@ -84,8 +84,8 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
         depth: {name: measure_way(pair, depth, given, WAYS[name]) for name in given.ways} for depth in given.depth
     }
     exposed = {name: sum(ways[name]["exposed_ms"] for ways in depths.values()) for name in given.ways}
-    shares = SELF_RANK_SHARES if given.draft == SELF else RANK_SHARES
-    expected = {depth: expected_hit_rate(depth, shares) for depth in given.depth}
+    fan_out = ITSELF if given.draft == SELF else SECOND_MODEL
+    expected = {depth: expected_hit_rate(depth, fan_out) for depth in given.depth}
     figures = {
         "benchmark": "one request",
         "machine": machine(device),

@@ -21,7 +21,7 @@ from specstream.executor import CpuExecutor, Executor
 from specstream.graph import ModelSpec, PartitionedModel
 from specstream.idle import idle_bytes
 from specstream.kv import DeviceStore, HostStore
-from specstream.lookahead import RANK_SHARES, SELF_RANK_SHARES, Lookahead, branches_of
+from specstream.lookahead import ITSELF, SECOND_MODEL, FanOut, Lookahead, branches_of
 from specstream.memory import MemoryPlan, plan_memory, resolve_batched_tokens, resolve_max_model_len
 from specstream.models.load import load_model
 from specstream.models.rope import inherited_rope, max_positions
@@ -161,7 +161,7 @@ def build_engine(
     if draft is not None:
         _check_pair(target.spec, draft.spec, max_len)
     window = DraftWindow(max_len, options.draft_window, options.draft_sink)
-    drafter_kind = _drafter_kind(device)
+    drafter_kind, fan_out = _drafter_kind(device), ITSELF if draft is target else SECOND_MODEL
     profile = device_profile(device)
     work = NO_DRAFT
     if draft is not None:
@@ -173,7 +173,7 @@ def build_engine(
             target.spec,
             weights=target.weight_bytes,
             draft_weights=draft.weight_bytes if draft and draft is not target else 0,
-            draft_kv=_draft_kv(settings, drafter_kind, draft, window) if draft else 0,
+            draft_kv=_draft_kv(settings, drafter_kind, draft, window, fan_out) if draft else 0,
             free_device=_free_on(device) if on_cuda else None,
             idle_bytes=idle_bytes(settings, profile, work),
         )
@@ -198,17 +198,19 @@ def build_engine(
     host = HostStore(memory.layout, memory.host_budget, memory.extent_chunks, options.debug, pinned_for)
     if memory.streams:
         host.prepare()
-    branches, vocab = branches_of(options), target.spec.vocab_size
+    branches, vocab = branches_of(options, fan_out), target.spec.vocab_size
     drafter = drafter_kind(draft, window, vocab, options.max_num_seqs, branches) if draft else None
-    speculator = _speculator(options, target, drafter)
+    speculator = _speculator(options, target, drafter, fan_out)
     speculator.depths = depths_of(options, memory, planner) if adapts else None
     executor = _executor(target, store, memory, options)
     return Engine(options, memory, planner, executor, host, speculator, tokenizer, generation_config)
 
 
-def _draft_kv(options: Options, kind: type[Drafter], draft: PartitionedModel, window: DraftWindow) -> int:
+def _draft_kv(
+    options: Options, kind: type[Drafter], draft: PartitionedModel, window: DraftWindow, fan_out: FanOut
+) -> int:
     """Bytes of the drafter's KV."""
-    branches = branches_of(options)
+    branches = branches_of(options, fan_out)
     of_branches = branches.count * kind.bytes_per_branch(draft, window, branches.tokens)
     return options.max_num_seqs * kind.bytes_per_seat(draft, window) + of_branches
 
@@ -232,11 +234,10 @@ def _executor(target: PartitionedModel, store: DeviceStore, memory: MemoryPlan, 
     return executor
 
 
-def _speculator(options: Options, model: PartitionedModel, drafter: Drafter | None) -> Speculator:
+def _speculator(options: Options, model: PartitionedModel, drafter: Drafter | None, fan_out: FanOut) -> Speculator:
     speculation, lookahead, target = Speculation.of(options), None, model.spec
     if options.drafting == "lookahead" and drafter is not None:
-        shares = SELF_RANK_SHARES if drafter.model is model else RANK_SHARES
-        lookahead = Lookahead(drafter, options.max_num_seqs, options.most_candidates, shares)
+        lookahead = Lookahead(drafter, options.max_num_seqs, options.most_candidates, fan_out)
     if target.device.type == "cpu":
         return Speculator(speculation, drafter, options.most_candidates, None, lookahead)
     from specstream.cuda_draft import CudaDrafter

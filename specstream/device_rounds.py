@@ -179,10 +179,12 @@ class DeviceRounds:
         if self._drafted:
             self._drafting.found.download()
         self._synchronize()
-        outcomes = [self._outcome(*each) for each in zip(self._rows, self._logits, strict=True)]
-        self._read_drafted()
-        self.forget()
-        return outcomes
+        return [self._outcome(*each) for each in zip(self._rows, self._logits, strict=True)]
+
+    def read_drafted(self, row: RequestRows) -> None:
+        """Notes what was drafted for a request that did not verify, or for what one could have come to."""
+        if self._draft is not None and self._drafted:
+            row.next_candidates, row.draft_failed = self._candidates(self._draft, row, len(row.known) - 1, row.known)
 
     def draft_now(self, drafted: list[RequestRows]) -> bool:
         """Drafts for requests that do not verify, and waits; False, and nothing is done, if they want more."""
@@ -193,14 +195,10 @@ class DeviceRounds:
             self.draft()
         self._drafting.found.download()
         self._synchronize()
-        self._read_drafted()
+        for row in drafted:
+            self.read_drafted(row)
         self.forget()
         return True
-
-    def _read_drafted(self) -> None:
-        for row in self._drafted:
-            assert self._draft is not None
-            row.next_candidates, row.draft_failed = self._candidates(self._draft, row, len(row.known) - 1, row.known)
 
     def _synchronize(self) -> None:
         if self.device.type == "cuda":

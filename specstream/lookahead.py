@@ -8,6 +8,7 @@ drafted after acceptance: what is proposed depends on a text and its noise alone
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from specstream.draft import NO_BRANCHES, Branches, Drafter
@@ -16,14 +17,25 @@ from specstream.sampling import Purpose
 from specstream.scheduler import RequestRows
 from specstream.speculate import Candidates
 
-MOST_BRANCHES = 32
-"""Of all requests together: a draft step of so many rows costs little more than one of a single row."""
 Shares = tuple[float, ...]
 """The chance that the target's own token, where it is not the candidate, is the draft's next best, second next, ..."""
-RANK_SHARES: Shares = (0.37, 0.17, 0.10, 0.07, 0.05, 0.04, 0.02)
-"""Of the bundled pair, on a novel: `benchmarks/recovery_ranks.py`."""
-SELF_RANK_SHARES: Shares = (0.73, 0.15, 0.07, 0.01)
-"""Of a target that drafts for itself: SmolLM2-135M-Instruct with a window of 1,024 tokens, by the same."""
+
+
+@dataclass(frozen=True)
+class FanOut:
+    """How much is foreseen."""
+
+    branches: int
+    """Of all requests together, at most. Each takes memory, and a draft step of all of them more time than of one."""
+    rank_shares: Shares
+    """As `benchmarks/recovery_ranks.py` measures them."""
+
+
+SECOND_MODEL = FanOut(64, (0.37, 0.17, 0.10, 0.07, 0.05, 0.04, 0.02))
+"""Shares are those of the bundled pair, on a novel."""
+ITSELF = FanOut(32, (0.73, 0.15, 0.07, 0.01))
+"""A target that drafts for itself, whose guesses are better and whose steps are dearer. Shares are those of
+SmolLM2-135M-Instruct with a window of 1,024 tokens."""
 
 
 @dataclass(frozen=True)
@@ -37,11 +49,11 @@ class Outcome:
     """Of the outcomes with as many accepted those with this token, as is assumed."""
 
 
-def branches_of(options: Options) -> Branches:
+def branches_of(options: Options, fan_out: FanOut) -> Branches:
     """Those that a drafter has to have room for."""
     if options.drafting != "lookahead":
         return NO_BRANCHES
-    return Branches(MOST_BRANCHES, options.most_candidates + 2)  # the outcome's token, and all but the last proposed
+    return Branches(fan_out.branches, options.most_candidates + 2)  # the outcome's token, and all but the last proposed
 
 
 def likely_outcomes(acceptance: float, rank_shares: Shares, candidates: Candidates, most: int) -> list[Outcome]:
@@ -85,7 +97,7 @@ class Lookahead:
     """Seats of branches come after those of requests."""
     depth: int
     """Candidates of a round, at most. One more is drafted, for what may follow them all."""
-    rank_shares: Shares
+    fan_out: FanOut
     _branches: dict[tuple[int, tuple[int, ...]], Branch] = field(default_factory=dict)
     """By request and what it would produce."""
 
@@ -97,9 +109,9 @@ class Lookahead:
         seat = self.first_seat
         for row in going_on:
             sequence = row.sequence
-            most = max(1, MOST_BRANCHES // len(going_on))
-            for outcome in likely_outcomes(sequence.acceptance, self.rank_shares, row.candidates, most):
-                if seat == self.first_seat + MOST_BRANCHES:
+            most = max(1, self.fan_out.branches // len(going_on))
+            for outcome in likely_outcomes(sequence.acceptance, self.fan_out.rank_shares, row.candidates, most):
+                if seat == self.first_seat + self.fan_out.branches:
                     break
                 produced = (*row.candidates.tokens[: outcome.accepted], outcome.token)
                 if outcome.token in sequence.end_tokens or len(sequence.tokens) + len(produced) >= sequence.limit:
@@ -114,10 +126,16 @@ class Lookahead:
         """Not if the drafter has lost what it had computed: each branch would compute all of it."""
         return row.sequence.drafts and bool(row.candidates.guesses) and self.drafter.knows(row.sequence.seat)
 
-    def resolve(self, row: RequestRows) -> Candidates | None:
-        """The candidates of the branch that came true, whose seat is now the request's; None if none did."""
+    def resolve(self, row: RequestRows, read: Callable[[RequestRows], None]) -> Candidates | None:
+        """The candidates of the branch that came true, whose seat is now the request's; None if none did.
+
+        `read` notes what was drafted for it: there is no time for the others.
+        """
         branch = self._branches.pop((row.sequence.request_id, tuple(row.produced)), None)
-        if branch is None or branch.row.error is not None or branch.row.draft_failed:
+        if branch is None:
+            return None
+        read(branch.row)
+        if branch.row.error is not None or branch.row.draft_failed:
             return None
         self.drafter.adopt(branch.row.sequence.seat, row.sequence.seat)
         return branch.row.next_candidates
@@ -134,6 +152,6 @@ class Lookahead:
 
     def end(self) -> None:
         """Forgets the branches that did not come true."""
-        for seat in range(self.first_seat, self.first_seat + MOST_BRANCHES):
+        for seat in range(self.first_seat, self.first_seat + self.fan_out.branches):
             self.drafter.free(seat)
         self._branches.clear()

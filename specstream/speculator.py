@@ -145,7 +145,17 @@ class Speculator:
         self._read()
         if self.lookahead is not None:
             self._settle_branches(self.lookahead)
+        elif self._beside:
+            for row in self._drafted:
+                self._read_drafted(row)
         self._verified = self._drafted = []  # which hold memory of the requests
+        if self.kernels is not None:
+            self.kernels.forget()
+
+    def _read_drafted(self, row: RequestRows) -> None:
+        """Notes what the kernels have drafted for a request that did not verify."""
+        if self.kernels is not None:
+            self.kernels.read_drafted(row)
 
     def _read(self) -> None:
         if not self._on_device:
@@ -165,7 +175,7 @@ class Speculator:
             going_on = row.produced and not row.finish_reason and row.sequence.drafts
             if going_on and self.speculation.synthetic is not None:
                 lookahead.make_up(row)
-            foreseen = lookahead.resolve(row) if going_on else None
+            foreseen = lookahead.resolve(row, self._read_drafted) if going_on else None
             if going_on and row.candidates.tokens:
                 row.foreseen = foreseen is not None
             if foreseen is not None:

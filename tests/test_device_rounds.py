@@ -17,7 +17,7 @@ from transformers import (
 
 pytest.importorskip("triton")
 
-from specstream import cuda_draft, draft, lookahead, speculator
+from specstream import api, cuda_draft, draft, speculator
 from specstream.cuda_draft import CudaDrafter
 from specstream.depth import Depths
 from specstream.device_accept import SeatTables
@@ -28,7 +28,7 @@ from specstream.errors import InvalidDistribution
 from specstream.kernels import accept as accept_module
 from specstream.kernels import process as process_module
 from specstream.kernels import tiling
-from specstream.lookahead import Lookahead, branches_of
+from specstream.lookahead import SECOND_MODEL, FanOut, Lookahead
 from specstream.metrics import Metrics
 from specstream.scheduler import RequestRows
 from specstream.sequence import Sequence
@@ -69,8 +69,9 @@ def engine_of(target: Any, draft_model: Any, kernels: bool, **options: Any) -> E
     drafter = None
     if draft_model is not None:
         window = DraftWindow(given["max_model_len"], given.get("draft_window"), given.get("draft_sink", 4))
-        seats, branches = given["max_num_seqs"], branches_of(engine.options)
-        drafter = CudaDrafter(captured(draft_model), window, spec.vocab_size, seats, branches)
+        assert its.drafter is not None
+        branches = its.drafter.branches
+        drafter = CudaDrafter(captured(draft_model), window, spec.vocab_size, given["max_num_seqs"], branches)
     depth, seats = engine.options.most_candidates, engine.options.max_num_seqs
     beside = given.get("drafting") in ("cohorts", "lookahead")
     rounds = DeviceRounds(its.speculation, drafter, depth, seats, spec.vocab_size, spec.device, beside)
@@ -111,7 +112,7 @@ def near() -> torch.nn.Module:
 
 @pytest.mark.parametrize("drafting", ["sequential", "cohorts", "lookahead"])
 def test_what_was_loaded_before_changes_nothing(drafting: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lookahead, "MOST_BRANCHES", 4)
+    monkeypatch.setattr(api, "SECOND_MODEL", FanOut(4, SECOND_MODEL.rank_shares))
     options: dict[str, Any] = {"drafting": drafting, "num_speculative_tokens": 2}
     engine = engine_of(tiny(), near(), kernels=True, **options)
     rounds = engine._speculator.kernels
@@ -166,12 +167,12 @@ def test_cohorts(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("method", ["greedy", "standard", "coupled"])
 def test_lookahead(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a verification may come to is drafted for by the kernels, and again if it came to something else."""
-    monkeypatch.setattr(lookahead, "MOST_BRANCHES", 4)
+    monkeypatch.setattr(api, "SECOND_MODEL", FanOut(4, SECOND_MODEL.rank_shares))
     foreseen, drafted_now = list[bool](), list[bool]()
     resolve, draft_now = Lookahead.resolve, DeviceRounds.draft_now
 
-    def resolved(self: Lookahead, row: RequestRows) -> Candidates | None:
-        found = resolve(self, row)
+    def resolved(self: Lookahead, row: RequestRows, read: Any) -> Candidates | None:
+        found = resolve(self, row, read)
         foreseen.append(found is not None)
         return found
 
@@ -196,7 +197,7 @@ def test_lookahead(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_branches_share_blocks(window: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Texts that cross blocks of 8 tokens: what is drafted ahead is what would be drafted after acceptance."""
     options: dict[str, Any] = {"num_speculative_tokens": 9, "draft_window": window, "max_num_seqs": 1}
-    monkeypatch.setattr(lookahead, "MOST_BRANCHES", 4)
+    monkeypatch.setattr(api, "SECOND_MODEL", FanOut(4, SECOND_MODEL.rank_shares))
     ahead, after = (
         texts(engine_of(tiny(), near(), kernels=True, drafting=drafting, **options), PROMPTS[:1], max_new_tokens=20)
         for drafting in ("lookahead", "sequential")

@@ -9,16 +9,27 @@ from typing import Any
 import pytest
 import torch
 
+from specstream import api
 from specstream.draft import Drafter
 from specstream.engine import Engine
-from specstream.lookahead import MOST_BRANCHES, RANK_SHARES, likely_outcomes
+from specstream.lookahead import SECOND_MODEL, FanOut, Lookahead, likely_outcomes
 from specstream.plan import Lane, StepOp
+from specstream.scheduler import RequestRows
 from specstream.speculate import Candidates
 from tests.architectures import build
 from tests.helpers import NEW_TOKENS, Request, best, check_free, make_engine, model, prompt, serve
 
 STREAMING: dict[str, Any] = {"max_model_len": 128, "gpu_kv_budget": "min", "chunk_tokens": 8, "debug": True}
 SAMPLED: dict[str, Any] = {"do_sample": True, "seed": 1, "temperature": 0.8}
+
+
+FEW = FanOut(16, SECOND_MODEL.rank_shares)
+SHARES = FEW.rank_shares
+
+
+@pytest.fixture(autouse=True)
+def few_branches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api, "SECOND_MODEL", FEW)
 
 
 @cache
@@ -127,34 +138,38 @@ def test_made_up_outcomes_are_foreseen_as_often_as_assumed(rate: float) -> None:
         metrics = engine.metrics()
     # Of K candidates that are right with chance a: of outcomes with one refused so many, of those with none so many.
     all_right = rate**4
-    refused = sum(RANK_SHARES)  # the candidate is one of the guesses
+    refused = sum(SHARES)  # the candidate is one of the guesses
     expected = all_right * (rate + (1 - rate) * refused) + (1 - all_right) * refused
     assert metrics.lookahead_hit_rate == pytest.approx(expected, abs=0.12)
 
 
 def test_likely_outcomes() -> None:
     candidates = Candidates([7, 8], guesses=[[7, 1, 2], [9, 8, 3], [5, 6, 4]])
-    outcomes = likely_outcomes(0.9, RANK_SHARES, candidates, 20)
+    outcomes = likely_outcomes(0.9, SHARES, candidates, 20)
     assert [(o.accepted, o.token) for o in outcomes[:3]] == [(2, 5), (0, 1), (1, 9)]
     assert {(o.accepted, o.token) for o in outcomes} == {
         (0, 1), (0, 2), (1, 9), (1, 3), (2, 5), (2, 6), (2, 4),
     }  # fmt: skip
-    assert likely_outcomes(0.9, RANK_SHARES, candidates, 2) == outcomes[:2]
-    assert likely_outcomes(0.1, RANK_SHARES, candidates, 1)[0].accepted == 0
-    assert not likely_outcomes(0.9, RANK_SHARES, Candidates(), 5)
+    assert likely_outcomes(0.9, SHARES, candidates, 2) == outcomes[:2]
+    assert likely_outcomes(0.1, SHARES, candidates, 1)[0].accepted == 0
+    assert not likely_outcomes(0.9, SHARES, Candidates(), 5)
 
 
-def test_branches_are_no_more_than_there_is_room_for() -> None:
+def test_branches_are_no_more_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    begin, counts = Lookahead.begin, list[int]()
+
+    def counted(self: Lookahead, rows: list[RequestRows]) -> list[RequestRows]:
+        branches = begin(self, rows)
+        counts.append(len(branches))
+        return branches
+
+    monkeypatch.setattr(Lookahead, "begin", counted)
     with engine_of("lookahead", max_num_seqs=20) as engine:
-        lookahead = engine._speculator.lookahead
-        assert lookahead is not None
         for index in range(20):
             engine.submit(prompt(9, index), max_new_tokens=12)
-        most = 0
         while engine.has_unfinished:
             engine.step()
             drafter = engine._speculator.drafter
             assert drafter is not None
             assert all(seat < 20 for seat in drafter._seats), "branches end with their round"
-            most = max(most, len(lookahead._branches))
-    assert most <= MOST_BRANCHES
+    assert max(counts) == FEW.branches
