@@ -159,10 +159,15 @@ class RoundSummary:
     produced: int
     accepted_of: tuple[int, ...] = field(default=())
     """Of each verification with candidates: how many were accepted."""
+    verifications: int = 0
+    """Those without candidates included."""
+    most_candidates: int = 0
+    """Of one verification."""
 
     @classmethod
     def of(cls, recorded: RecordedRound) -> RoundSummary:
         requests = recorded.requests
+        verified = [each for each in requests if not each.prompt_tokens]
         return cls(
             recorded.index,
             recorded.start_us,
@@ -174,7 +179,9 @@ class RoundSummary:
             sum(each.candidates for each in requests),
             sum(each.accepted for each in requests),
             sum(each.produced for each in requests),
-            tuple(each.accepted for each in requests if each.candidates),
+            tuple(each.accepted for each in verified if each.candidates),
+            len(verified),
+            max((each.candidates for each in verified), default=0),
         )
 
 
