@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-import torch
 from torch import nn
 
 from specstream.scheduler import RequestRows
@@ -202,7 +201,7 @@ def test_figures_of_an_engines_rounds_are_its_own_metrics(
 
     monkeypatch.setattr(engine._counters, "count_round", record)
     for length in (70, 90):
-        engine.submit(torch.tensor(prompt(length)), max_new_tokens=12)
+        engine.submit(prompt(length), max_new_tokens=12)
     while engine.has_unfinished:
         engine.step()
     metrics = engine.metrics()

@@ -16,6 +16,7 @@ PACKAGES = {
     "specstream.models": "models",
     "specstream.models.tiny": "models/tiny",
     "specstream.traces": "traces",
+    "specstream.traces.plugin": "traces/plugin",
 }
 TOP_LEVEL = {"benchmarks", "docs", "kernels", "models", "passes", "specstream", "tests", "tools", "traces"}
 DATA = {".safetensors", ".json", ".txt", ".md", ".typed", ".jinja"}
@@ -73,6 +74,9 @@ def test_wheel_holds_every_module_and_data_file(root: Path, wheel: Path) -> None
     for path in tiny.rglob("*"):
         if path.suffix in DATA:
             expected.add(f"specstream/models/tiny/{path.relative_to(tiny).as_posix()}")
+    page = root / "traces" / "plugin" / "static"
+    names = [path.relative_to(page).as_posix() for path in page.rglob("*") if path.is_file()]
+    expected |= {f"specstream/traces/plugin/static/{name}" for name in names}
     expected.add("specstream/py.typed")
     assert expected - inside == set()
     strays = {name for name in inside if not name.startswith("specstream")}

@@ -72,7 +72,7 @@ def run_figures(info: RunInfo, summaries: Sequence[RoundSummary]) -> RunFigures:
     decode_us = sum(each.duration_us for each in decode)
     decode_tokens, streamed = sum(each.produced for each in decode), sum(each.streamed_bytes for each in decode)
     middle = median_low((each.duration_us, each.index) for each in decode) if decode else None
-    link_us = _link_us(streamed, info)
+    link_us = link_floor_us(streamed, info)
     return RunFigures(
         num_rounds=len(summaries),
         num_decode_rounds=len(decode),
@@ -144,7 +144,7 @@ def planned_figures(plan: PlannedRound, info: RunInfo) -> RoundFigures:
 
 def measured_figures(recorded: RecordedRound, plan: PlannedRound, info: RunInfo) -> RoundFigures:
     """What was measured of a round; `plan` is its plan."""
-    duration, floor = recorded.duration_us, _link_us(recorded.streamed_bytes, info)
+    duration, floor = recorded.duration_us, link_floor_us(recorded.streamed_bytes, info)
     busy = bubbles = draft = exposed = hidden = None
     if recorded.spans:
         tasks, busy = tasks_of(plan), dict.fromkeys(info.lanes, 0.0)
@@ -216,7 +216,8 @@ def _layers(plan: PlannedRound, times: Iterable[tuple[str, float]], waits: Itera
     ]
 
 
-def _link_us(streamed_bytes: int, info: RunInfo) -> float | None:
+def link_floor_us(streamed_bytes: int, info: RunInfo) -> float | None:
+    """What these bytes take on the link alone; None if its bandwidth is not known or there are none."""
     return streamed_bytes / info.link_bytes_per_us if streamed_bytes and info.link_bytes_per_us else None
 
 
