@@ -78,12 +78,30 @@ def test_the_bubble_from_the_round_before_is_drawn_at_the_end() -> None:
     assert all(0 <= wait.start_us < wait.stop_us <= PERIOD_US for wait in waits)
 
 
-def test_measured_waits_say_what_the_plan_takes_for_their_cause() -> None:
+def test_measured_waits_say_what_ended_last_meanwhile() -> None:
     recorded = recorded_round(PLAN, 1, 1.0)
     waits = measured_waits(recorded, PLAN)
-    assert waits[0].text == "5 us before attend/0/0, planned to start after fetch/0/0"
-    assert waits[-1].text == "40 us before piece/0 of the next round, planned to start after draft/1"
+    assert waits[0].text == "5 us before attend/0/0, right after fetch/0/0"
+    assert waits[-1].text == "40 us at the end of the round, right after draft/1"
     assert exposed_draft(measured_drafting(recorded, PLAN), waits) == [(128, 148), (148, 168)]
+
+
+def test_a_draft_that_takes_longer_than_was_planned_is_exposed() -> None:
+    """Planned beside the target, which waits for none of it; it ran on after the target was done."""
+    plan = replace(planned_round(layers=3, groups=4, draft_us=0.0), exposed_draft_us=0.0)
+    last = plan.period_us
+    spans = [span for span in recorded_round(plan, 1, 1.0).spans if not span.task.startswith("draft/")]
+    beside = (MeasuredSpan("draft/0", 20, 90), MeasuredSpan("draft/1", 90, last + 30))
+    recorded = replace(recorded_round(plan, 1, 1.0), spans=(*spans, *beside), duration_us=last + 30)
+    figures = measured_figures(recorded, plan, run_info())
+    assert (figures.draft_us, figures.exposed_draft_us) == (10 + last, 30)
+
+
+def test_a_gap_in_which_nothing_ended_has_no_cause() -> None:
+    spans = (MeasuredSpan("piece/0", 0, 5), MeasuredSpan("fetch/0/0", 0, 4), MeasuredSpan("accept", 9, 10))
+    recorded = replace(recorded_round(PLAN, 1, 1.0), spans=spans, duration_us=10)
+    (wait,) = measured_waits(recorded, PLAN)
+    assert (wait.text, wait.for_draft) == ("4 us before accept", False)
 
 
 def test_what_is_in_flight_counts_within_the_round() -> None:

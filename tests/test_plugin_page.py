@@ -58,11 +58,12 @@ def write_long_run(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Where a TensorBoard answers that shows four runs."""
+    """Where a TensorBoard answers that shows a few runs."""
     logdir = tmp_path_factory.mktemp("runs")
     write_run(logdir / "first", INFO, [PLAN], ROUNDS)
     write_run(logdir / "second", OTHER_INFO, [OTHER_PLAN], OTHER_ROUNDS)
     write_run(logdir / "planned", run_info("planned", kind="plan"), [PLAN], [])
+    write_run(logdir / "new", run_info("new"), [], [])
     write_long_run(logdir / "long")
     command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(logdir), "--port", "0", "--load_fast", "false"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, cwd=logdir) as server:
@@ -372,6 +373,11 @@ def test_a_run_that_is_only_planned(page: Page) -> None:
     assert heads == ["planned", "not measured"]
     assert rows["duration_us"] == [a_time(PLAN.period_us), "–"]  # noqa: RUF001
     assert page.text("of") == "only planned"
+
+
+def test_a_run_of_which_nothing_is_recorded_yet(page: Page) -> None:
+    Select(page.element("run")).select_by_value("new")
+    page.until(lambda: page.text("status") == "nothing of new is recorded yet")
 
 
 def test_it_follows_tensorboards_dark_mode(page: Page) -> None:

@@ -63,19 +63,23 @@ class RunReader:
             )
         return of(RunInfo, data)
 
+    @property
+    def num_plans(self) -> int:
+        """How many there are so far; their ids count from 0."""
+        self._find_plans()
+        return len(self._plan_starts) - 1
+
     def plans(self) -> list[PlannedRound]:
         """All plans, in the order of their ids."""
-        self._find_plans()
-        return [self.plan(number) for number in range(len(self._plan_starts) - 1)]
+        return [self.plan(number) for number in range(self.num_plans)]
 
     def plan(self, number: int) -> PlannedRound:
         """The plan of that id. Raises KeyError if there is none."""
         return self._plans.get(number, lambda: self._read_plan(number))
 
     def _read_plan(self, number: int) -> PlannedRound:
-        self._find_plans()
-        if not 0 <= number < len(self._plan_starts) - 1:
-            raise KeyError(f"{self.path} has {len(self._plan_starts) - 1} plan(s), counted from 0, and so no {number}")
+        if not 0 <= number < self.num_plans:
+            raise KeyError(f"{self.path} has {self.num_plans} plan(s), counted from 0, and so no {number}")
         path = self._folder / "plans.jsonl"
         start, stop = self._plan_starts[number : number + 2]
         with path.open("rb") as file:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -10,6 +10,7 @@ from specstream.traces.records import MeasuredSpan, PlannedRound, PlannedTask, R
 
 TARGET, DRAFT = "target", "draft"
 """Names of lanes."""
+ROUNDING_US = 1e-3
 Interval = tuple[float, float]
 """Start and stop, in us from the start of the round."""
 
@@ -64,8 +65,7 @@ def planned_waits(plan: PlannedRound) -> list[Wait]:
     waits = []
     for bubble in plan.bubbles:
         stop = bubble.start_us + bubble.duration_us
-        # its task starts where it stops, but for rounding
-        at = bisect_left(starts, stop - 1e-3)
+        at = bisect_left(starts, stop - ROUNDING_US)  # its task starts where it stops
         task = waiting[at] if at < len(waiting) else None
         name, for_draft = (task.name, waits_for_draft(task, tasks)) if task else ("", False)
         for start, end in _within_period((bubble.start_us, stop), plan.period_us):
@@ -76,31 +76,42 @@ def planned_waits(plan: PlannedRound) -> list[Wait]:
 def measured_waits(recorded: RecordedRound, plan: PlannedRound) -> list[Wait]:
     """The gaps between the target's tasks as they ran, from the round's start to its end.
 
-    What a task waited for is not measured: it is taken to be what the plan says of that task.
+    What was waited for is not measured. It is taken to be what ended last on another lane during the gap, and what
+    that waited for to be what the plan says.
     """
     tasks = tasks_of(plan)
     spans = sorted((s for s in recorded.spans if lane_of(s, tasks) == TARGET), key=lambda span: span.start_us)
     if not spans:
         return []
+    others = _Ends((s for s in recorded.spans if lane_of(s, tasks) != TARGET), tasks)
     waits, done = [], 0.0
     for span in spans:
         if span.start_us > done:
-            waits.append(_measured_wait(done, span.start_us, tasks[span.task], tasks))
+            waits.append(others.wait(done, span.start_us, span.task, f"before {span.task}"))
         done = max(done, span.stop_us)
     if done < recorded.duration_us:
-        first = next(task for task in plan.tasks if task.lane == TARGET)
-        waits.append(_measured_wait(done, recorded.duration_us, first, tasks, of_next=True))
+        first = next(task.name for task in plan.tasks if task.lane == TARGET)
+        waits.append(others.wait(done, recorded.duration_us, first, "at the end of the round"))
     return waits
 
 
-def _measured_wait(
-    start: float, stop: float, task: PlannedTask, tasks: Mapping[str, PlannedTask], of_next: bool = False
-) -> Wait:
-    text = f"{stop - start:.0f} us before {task.name}{' of the next round' if of_next else ''}"
-    cause = tasks.get(task.cause)
-    if cause is not None and cause.lane != TARGET:
-        text += f", planned to start after {cause.name}"
-    return Wait(start, stop, task.name, text, waits_for_draft(task, tasks))
+class _Ends:
+    """When tasks ended that may have been waited for."""
+
+    def __init__(self, spans: Iterable[MeasuredSpan], tasks: Mapping[str, PlannedTask]) -> None:
+        self._tasks = tasks
+        # of those that end together a draft step comes first: it is not the only one that was waited for
+        ends = sorted((s.stop_us, tasks[s.task].lane != DRAFT, s.task) for s in spans)
+        self._stops, self._names = [end[0] for end in ends], [end[2] for end in ends]
+
+    def wait(self, start: float, stop: float, task: str, where: str) -> Wait:
+        last = bisect_right(self._stops, stop + ROUNDING_US) - 1
+        text = f"{stop - start:.0f} us {where}"
+        if last < 0 or self._stops[last] <= start:
+            return Wait(start, stop, task, text, False)
+        cause = self._tasks[self._names[last]]
+        for_draft = cause.lane == DRAFT or waits_for_draft(cause, self._tasks)
+        return Wait(start, stop, task, f"{text}, right after {self._names[last]}", for_draft)
 
 
 def lane_of(span: MeasuredSpan, tasks: Mapping[str, PlannedTask]) -> str:

@@ -41,6 +41,7 @@ def run(reader: RunReader) -> Answer:
     summaries = reader.summaries()
     return {
         "info": asdict(reader.info),
+        "num_plans": reader.num_plans,
         "figures": asdict(run_figures(reader.info, summaries)),
         "rounds": _table(RoundSummary, summaries),
         "link_floors_us": [link_floor_us(each.streamed_bytes, reader.info) for each in summaries],

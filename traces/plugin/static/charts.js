@@ -6,7 +6,7 @@ import { FIRST_RUN, SECOND_RUN, color } from "./theme.js";
 const axis = (label) => ({
   label,
   stroke: color("ink"),
-  grid: { stroke: color("line") },
+  grid: { stroke: color("line"), width: 0.5 },
   ticks: { stroke: color("line") },
   font: "11px Roboto, sans-serif",
   labelFont: "11px Roboto, sans-serif",

@@ -185,6 +185,7 @@ async function opened(name, index) {
   const kept = run.rounds.some((round) => round.index === index);
   const chosen = kept ? index : run.figures.typical_round;
   if (chosen !== null) return openedRound(run, chosen);
+  if (!run.num_plans) throw new Error(`nothing of ${name} is recorded yet`);
   return { run, index: null, plan: await fetchPlan(name, 0), round: null };
 }
 

@@ -16,6 +16,7 @@ export class Timeline {
     Object.assign(this, parts);
     this.context = this.canvas.getContext("2d");
     this.rows = [];
+    this.width = 0;
     this.view = [0, 1];
     this.whole = [0, 1];
     this.selected = null; // {row, item or wait}
@@ -84,10 +85,6 @@ export class Timeline {
     this.look(...this.whole);
   }
 
-  get width() {
-    return this.canvas.clientWidth;
-  }
-
   x(us) {
     return ((us - this.view[0]) / (this.view[1] - this.view[0])) * this.width;
   }
@@ -97,8 +94,9 @@ export class Timeline {
   }
 
   draw() {
-    if (!this.rows.length || !this.width) return;
-    const { canvas, context, width, height } = this;
+    const { canvas, context, height } = this;
+    const width = (this.width = canvas.clientWidth); // asked for once: each time the browser lays out the page
+    if (!this.rows.length || !width) return;
     const ratio = window.devicePixelRatio;
     canvas.width = Math.round(width * ratio);
     canvas.height = Math.round(height * ratio);
