@@ -1,6 +1,7 @@
 """What TensorBoard's plugin for traced runs answers, asked through TensorBoard's own application."""
 
 import json
+import shutil
 from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
@@ -100,6 +101,16 @@ def test_a_run_that_grows_is_read_again(logdir: Path) -> None:
     with (logdir / "first" / "specstream" / "summary.jsonl").open("a") as file:
         file.write(to_json(RoundSummary.of(recorded_round(PLANS[0], 70))) + "\n")
     assert len(page.get(f"{PREFIX}/run?run=first").json["rounds"]["rows"]) == 71  # type: ignore[index]
+
+
+def test_a_run_in_the_place_of_a_deleted_one_is_read_anew(logdir: Path) -> None:
+    page = client(logdir)
+    assert page.get(f"{PREFIX}/plan?run=first&plan=1").status_code == 200
+    shutil.rmtree(logdir / "first")
+    write_run(logdir / "first", run_info("first", draft=None), [planned_round(0, layers=1)], [])
+    assert page.get(f"{PREFIX}/run?run=first").json["info"]["draft"] is None  # type: ignore[index]
+    assert page.get(f"{PREFIX}/plan?run=first&plan=1").status_code == 404
+    assert len(page.get(f"{PREFIX}/plan?run=first&plan=0").json["layers"]) == 2  # type: ignore[index]
 
 
 @pytest.mark.parametrize(

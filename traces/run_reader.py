@@ -51,6 +51,12 @@ class RunReader:
         self._files: _Latest[list[dict[str, Any]]] = _Latest(KEPT_FILES)
         self._summaries: _Latest[list[RoundSummary]] = _Latest(1)
         self.info = self._read_info()
+        self._opened = _version(self._folder / "run.json")
+
+    def is_current(self) -> bool:
+        """Whether the folder still holds the run that was opened: it may have been deleted, and another written."""
+        path = self._folder / "run.json"
+        return path.is_file() and _version(path) == self._opened
 
     def _read_info(self) -> RunInfo:
         path = self._folder / "run.json"

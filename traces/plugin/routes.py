@@ -58,7 +58,7 @@ class SpecStreamPlugin(base_plugin.TBPlugin):
         if name not in runs:
             raise KeyError(f"there is no run {name!r} in {self._logdir}; there are: {', '.join(runs) or 'none'}")
         path = runs[name]
-        if path not in self._readers:
+        if path not in self._readers or not self._readers[path].is_current():
             self._readers[path] = RunReader(path)
         return self._readers[path]
 

@@ -2,6 +2,7 @@
 
 import { drawAcceptance, drawOverview } from "./charts.js";
 import { fetchPlan, fetchRound, fetchRun, fetchRuns } from "./data.js";
+import { ZOOM } from "./gestures.js";
 import { PAGE } from "./page.js";
 import * as tables from "./tables.js";
 import { followTheme } from "./theme.js";
@@ -45,8 +46,8 @@ class Page {
     before.addEventListener("click", () => this.step(-1));
     after.addEventListener("click", () => this.step(1));
     reload.addEventListener("click", () => this.reload());
-    zoomIn.addEventListener("click", () => this.timeline.zoom(1 / 1.5));
-    zoomOut.addEventListener("click", () => this.timeline.zoom(1.5));
+    zoomIn.addEventListener("click", () => this.timeline.zoom(1 / ZOOM));
+    zoomOut.addEventListener("click", () => this.timeline.zoom(ZOOM));
     fit.addEventListener("click", () => this.timeline.fit());
     document.addEventListener("keydown", (event) => {
       if (event.target.matches("input, select") || event.ctrlKey || event.metaKey || event.altKey) return;
