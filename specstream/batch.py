@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -68,6 +69,14 @@ class FlatRows:
         }
 
 
+class TaskSpan(NamedTuple):
+    """When a task ran, in seconds of `time.perf_counter`."""
+
+    task: str
+    start: float
+    stop: float
+
+
 @dataclass(frozen=True)
 class RoundBatch:
     """What a plan is run on.
@@ -91,6 +100,9 @@ class RoundBatch:
     work_ahead: Callable[[], bool] = lambda: False
     """Does some of what the host could do for the next round while a device computes this one; False if nothing is
     left. An executor without such a time need not call it."""
+    spans: list[TaskSpan] | None = None
+    """Where the executor notes when tasks ran, as far as it measures that; fetches ahead when they have ended, maybe
+    after the round. None: nobody asks."""
 
     @cached_property
     def inputs(self) -> dict[str, Tensor]:

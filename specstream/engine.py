@@ -5,16 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Set
 from collections.abc import Sequence as Seq
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 from weakref import ReferenceType
 
 import torch
 from torch import Tensor
 
-from specstream.batch import FlatRows, RoundBatch, SeatRows
 from specstream.cohorts import balance
 from specstream.custom_generate import from_transformers
 from specstream.errors import EngineBusy, EngineClosed
@@ -30,10 +30,13 @@ from specstream.outputs import RequestOutput, StepOutput, request_output
 from specstream.plan import Plan
 from specstream.planner import Planner
 from specstream.request import RequestFactory
+from specstream.round_batch import round_batch
 from specstream.round_spec import RoundSpec
 from specstream.scheduler import RequestRows, Scheduler
 from specstream.sequence import FinishReason, Sequence
 from specstream.speculator import Speculator
+from specstream.traces.run_writer import KEPT_ROUNDS
+from specstream.tracing import Recorder, trace
 
 
 class Engine(Exclusive):
@@ -72,6 +75,8 @@ class Engine(Exclusive):
         """The inbox of submitted requests: what the next `step` returns."""
         self._abandoned: list[int] = []
         self._latest_spec: RoundSpec | None = None
+        self.recorder: Recorder | None = None
+        """What is told of every round while the engine is traced."""
         self._closing = self._closed = False
 
     # Requests
@@ -252,16 +257,18 @@ class Engine(Exclusive):
         drafted = self._scheduler.choose_drafted(running, turn)
         if not rows:
             return
-        start = time.perf_counter()
+        start, steps = time.perf_counter(), self._speculator.draft_steps(running)
         self._last = None  # a round that fails leaves nothing in flight
-        steps = self._speculator.draft_steps(running)
         spec = self._latest_spec = self._next_round.structure(running, rows, turn, last, steps)
         if last is not None and self.options.debug:
             self._planner.bound(last.spec).check(self._planner.bound(spec))
         plan, this = self._planner.plan(spec.canonical()), LastRound.of(spec, turn, running)
         try:
+            work, everyone = self._next_round.work_ahead(rows, plan, this, steps), self._scheduler.running
+            measured = self.recorder is not None
+            batch = round_batch(rows, drafted, everyone, spec, self._speculator, work, measured=measured)
             with torch.no_grad():
-                self._executor.run(plan, spec, self._batch(rows, drafted, plan, this))
+                self._executor.run(plan, spec, batch)
             self._planner.prove(plan)
         except BaseException:
             for row in (*rows, *drafted):
@@ -279,7 +286,10 @@ class Engine(Exclusive):
         except BaseException:  # an interrupt between two assignments: some request may be half moved
             self._cancel_all()
             raise
-        self._counters.count_round(rows, spec.streamed_bytes, time.perf_counter() - start)
+        seconds = time.perf_counter() - start
+        self._counters.count_round(rows, spec.streamed_bytes, seconds)
+        if self.recorder is not None and batch.spans is not None:
+            self.recorder.add(spec, rows, start, seconds, batch.spans)
 
     @property
     def plan(self) -> Plan:
@@ -287,6 +297,12 @@ class Engine(Exclusive):
         if self._latest_spec is not None:
             return self._planner.bound(self._latest_spec)
         return self._planner.bound(self._next_round.longest(self._speculator.draft_steps([])))
+
+    def trace(
+        self, logdir: str | Path, *, run: str | None = None, rounds: int = KEPT_ROUNDS
+    ) -> AbstractContextManager[Path]:
+        """Records the rounds that run while it lasts, for TensorBoard and others; see `specstream.tracing.trace`."""
+        return trace(self, logdir, run, rounds)
 
     def metrics(self) -> Metrics:
         """The counters since the engine was made or reset."""
@@ -342,23 +358,6 @@ class Engine(Exclusive):
             self._tell(sequence, self._output(sequence, FinishReason.CANCELLED))
         self._scheduler.clear()
 
-    def _batch(self, rows: list[RequestRows], drafted: list[RequestRows], plan: Plan, this: LastRound) -> RoundBatch:
-        flat = FlatRows.of((row.tokens, row.kv.length, row.logits) for row in rows)
-        seats = {row.sequence.seat: SeatRows(row.kv, *place) for row, place in zip(rows, flat.places, strict=True)}
-        steps = self._speculator.draft_steps(self._scheduler.running)
-        work = self._next_round.work_ahead(rows, plan, this, steps)
-        beside = drafted if this.spec.drafts_beside else None
-        return RoundBatch(
-            flat,
-            seats,
-            accept=lambda logits: self._speculator.accept(rows, logits[0]),
-            draft=lambda step: self._speculator.draft(step),
-            prepare=lambda: self._speculator.prepare(rows, beside),
-            settle=lambda: self._speculator.settle(),
-            work_ahead=lambda: next(work, False),
-            others={s.seat: s.kv for s in self._scheduler.running if s.kv is not None},
-        )
-
     def _take_candidates(self, row: RequestRows, price: Callable[[], float]) -> None:
         """Gives a request that did not verify what was drafted for it beside the round."""
         sequence = row.sequence
@@ -383,10 +382,7 @@ class Engine(Exclusive):
         row.kv.length += row.committed
         row.kv.streamed += next(s.offload for s in spec.seats if s.seat == sequence.seat)
         if not row.prompt:
-            sequence.metrics.num_verify_rounds += 1
-            sequence.metrics.num_draft_tokens += len(row.candidates.tokens)
-            sequence.metrics.num_accepted_tokens += row.accepted
-            sequence.metrics.num_refusals += row.accepted < len(row.candidates.tokens)
+            sequence.metrics.count_verification(len(row.candidates.tokens), row.accepted)
             self._speculator.judge(row, price)
         if not row.logits:
             return

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from time import perf_counter
 from typing import Protocol
 
 from torch import Tensor
 
 from specstream.attention import Attention, LayerAttention
-from specstream.batch import RoundBatch, SeatRows, wanted_logits
+from specstream.batch import RoundBatch, SeatRows, TaskSpan, wanted_logits
 from specstream.chunk_views import offload_copies
 from specstream.graph import PartitionedModel
 from specstream.kv import DeviceStore
-from specstream.lanes import Event, WorkerLane
+from specstream.lanes import Event, Work, WorkerLane
 from specstream.plan import Lane, Plan, StepOp
 from specstream.round_graph import Task, TaskKind
 from specstream.round_spec import ChunkRun, RoundSpec, SeatSpec
@@ -42,6 +43,22 @@ class Executor(Protocol):
 
 def copy_blocks(destination: Tensor, source: Tensor) -> None:
     destination.copy_(source)
+
+
+def _has_work(task: Task, spec: RoundSpec) -> bool:
+    """Whether it is a task of the round: the plan that this shares may write out where it has nothing to."""
+    return task.kind is not TaskKind.OFFLOAD or spec.run_of(task).count > 0
+
+
+def _timed(task: str, work: Work, spans: list[TaskSpan]) -> Work:
+    """The same work, which notes when it was done."""
+
+    def timed() -> None:
+        start = perf_counter()
+        work()
+        spans.append(TaskSpan(task, start, perf_counter()))
+
+    return timed
 
 
 def _close_lanes(lanes: list[WorkerLane]) -> None:
@@ -123,7 +140,10 @@ class CpuExecutor:
         for step in plan.steps:
             worker = self._workers.get(step.lane)
             if step.op is StepOp.LAUNCH:
-                work = self._work(plan.by_name[step.name], spec, batch)
+                task = plan.by_name[step.name]
+                work = self._work(task, spec, batch)
+                if batch.spans is not None and _has_work(task, spec):
+                    work = _timed(step.name, work, batch.spans)
                 if worker is None:
                     work()
                 else:

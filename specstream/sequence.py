@@ -44,6 +44,12 @@ class RequestMetrics:
     num_refusals: int = 0
     """Verifications in which a candidate was not accepted."""
 
+    def count_verification(self, proposed: int, accepted: int) -> None:
+        self.num_verify_rounds += 1
+        self.num_draft_tokens += proposed
+        self.num_accepted_tokens += accepted
+        self.num_refusals += accepted < proposed
+
     @property
     def mean_acceptance_length(self) -> float:
         """Tokens a round, the bonus token included: 1 + accepted / rounds."""

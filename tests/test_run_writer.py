@@ -147,9 +147,7 @@ def twice(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 @pytest.mark.parametrize("after", [False, True])
-@pytest.mark.parametrize(
-    "where", [(run_folder.os, "replace"), (run_folder.Lines, "append"), (run_folder.Lines, "keep")]
-)
+@pytest.mark.parametrize("where", [(os, "replace"), (run_folder.Lines, "append"), (run_folder.Lines, "keep")])
 def test_an_interrupted_write_is_made_good(
     where: tuple[Any, str], after: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

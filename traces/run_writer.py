@@ -87,12 +87,14 @@ class RunWriter:
         return self._plan_ids[key]
 
     def add(self, recorded: RecordedRound) -> None:
-        """Takes a round. Indices count from 0.
+        """Takes a round. Indices count from 0; a round that is there already is left out, so that a call that was
+        interrupted can be made again.
 
         Raises:
             OSError: it could not be written.
         """
-        self._open.append(_Entry(recorded, to_json(recorded)))
+        if recorded.index >= self._next_index:
+            self._open.append(_Entry(recorded, to_json(recorded)))
         while len(self._open) > self._page_size:
             self._turn_page()
         self._drop_oldest()
@@ -109,6 +111,12 @@ class RunWriter:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+    @property
+    def _next_index(self) -> int:
+        if self._open:
+            return self._open[-1].recorded.index + 1
+        return max((page.first + page.count for page in self._pages.values()), default=0)
 
     def _save(self) -> None:
         """Writes the rounds of the open file, then their lines of the summary."""
