@@ -138,7 +138,7 @@ class Recorder:
             start: by `time.perf_counter`.
             spans: of its tasks; copies may still add to it.
         """
-        requests = tuple(map(_request_round, rows))
+        requests = tuple(_request_round(row) for row in rows if row.error is None)  # else nothing of it counts
         with self._lock:
             if not self._over:
                 index = self._waiting[-1].index + 1 if self._waiting else 0
@@ -188,15 +188,13 @@ class Recorder:
 
 
 def _request_round(row: RequestRows) -> RequestRound:
-    """Of an error of the request nothing counts."""
-    counts = row.error is None
     return RequestRound(
         request_id=row.sequence.request_id,
-        prompt_tokens=len(row.tokens) if row.prompt and counts else 0,
-        candidates=len(row.candidates.tokens) if counts else 0,
+        prompt_tokens=len(row.tokens) if row.prompt else 0,
+        candidates=len(row.candidates.tokens),
         accepted=row.accepted,
         produced=len(row.produced),
-        foreseen=row.foreseen if counts else None,
+        foreseen=row.foreseen,
     )
 
 

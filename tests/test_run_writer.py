@@ -94,7 +94,7 @@ def test_the_ring_holds_the_latest_rounds_and_their_plans(
     assert kept == list(range(len(keys) - len(kept), len(keys)))
     assert [each.index for each in found.summaries] == kept
     assert {each.plan for each in found.rounds.values()} <= found.plans.keys()
-    assert len(found.plans) <= rounds
+    assert list(found.plans) == list(range(len(set(keys))))  # all of them: a plan's id is the number of its line
     assert len(found.traces) <= 2
 
 

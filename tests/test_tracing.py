@@ -41,6 +41,8 @@ def check(found: OnDisk, metrics: Metrics) -> None:
     assert sum(each.produced for each in summaries) == metrics.generated_tokens
     assert sum(each.candidates for each in summaries) == metrics.num_draft_tokens
     assert sum(each.accepted for each in summaries) == metrics.num_accepted_tokens
+    requests = [each for recorded in found.rounds.values() for each in recorded.requests]
+    assert sum(not each.prompt_tokens for each in requests) == metrics.num_verify_rounds
     assert sum(each.duration_us for each in summaries) / 1e6 == pytest.approx(
         metrics.prefill_seconds + metrics.decode_seconds, abs=1e-6 * len(summaries)
     )

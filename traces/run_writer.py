@@ -10,7 +10,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,15 +27,6 @@ WORKER = "specstream"
 """Under which name other tools list the run."""
 
 
-@dataclass(frozen=True)
-class _Page:
-    """A full file of rounds."""
-
-    first: int
-    count: int
-    plans: frozenset[int]
-
-
 class _Entry(NamedTuple):
     recorded: RecordedRound
     text: str
@@ -45,8 +36,8 @@ class _Entry(NamedTuple):
 class RunWriter:
     """Writes one run. A context manager; one thread at a time.
 
-    Once there are more than `rounds` rounds the oldest file of them is deleted, with whatever only they needed. A plan
-    that comes back after that gets a new id.
+    Once there are more than `rounds` rounds the oldest file of them is deleted, and their lines of the summary. Plans
+    are all kept: a line's number is the plan's id.
     """
 
     def __init__(self, logdir: str | Path, run_name: str, info: RunInfo, rounds: int = KEPT_ROUNDS) -> None:
@@ -69,9 +60,8 @@ class RunWriter:
         replace_file(own / "run.json", lambda file: file.write(to_json(self.info).encode()))
         self._plans, self._summary = Lines(own / "plans.jsonl"), Lines(own / "summary.jsonl")
         self._plan_ids: dict[Hashable, int] = {}
-        self._next_plan = 0
-        self._pages: dict[int, _Page] = {}
-        """Full files of rounds, by the index of the first; an interrupted step may be done twice."""
+        self._pages: dict[int, int] = {}
+        """Full files of rounds: how many there are in each, by the index of the first."""
         self._open: list[_Entry] = []
         """The rounds of the file that is not full yet."""
         self._saved_at = time.monotonic()
@@ -80,8 +70,7 @@ class RunWriter:
     def plan_id(self, key: Hashable, make: Callable[[int], PlannedRound]) -> int:
         """The id of a plan, which is made and written when its key is new."""
         if key not in self._plan_ids:
-            number = self._next_plan
-            self._next_plan += 1  # first: an interrupted write must not give its number to another plan
+            number = self._plans.appended
             self._plans.append([to_json(make(number))])
             self._plan_ids[key] = number
         return self._plan_ids[key]
@@ -116,7 +105,7 @@ class RunWriter:
     def _next_index(self) -> int:
         if self._open:
             return self._open[-1].recorded.index + 1
-        return max((page.first + page.count for page in self._pages.values()), default=0)
+        return max((first + count for first, count in self._pages.items()), default=0)
 
     def _save(self) -> None:
         """Writes the rounds of the open file, then their lines of the summary."""
@@ -132,18 +121,14 @@ class RunWriter:
         self._save()
         rounds = [entry.recorded for entry in self._open[: self._page_size]]
         self._write_trace(rounds)
-        first = rounds[0].index
-        self._pages[first] = _Page(first, len(rounds), frozenset(each.plan for each in rounds))
+        self._pages[rounds[0].index] = len(rounds)  # not added to a list: after an interrupt this may be done again
         del self._open[: len(rounds)]
 
     def _write_trace(self, rounds: list[RecordedRound]) -> None:
         """For other tools, the newest rounds again."""
         wanted = {each.plan for each in rounds}
-        plans = {
-            number: PlannedRound.from_json(json.loads(line))
-            for line in self._plans.read()
-            if (number := _number_of(line)) in wanted
-        }
+        lines = {number: line for number, line in enumerate(self._plans.read()) if number in wanted}
+        plans = {number: PlannedRound.from_json(json.loads(line)) for number, line in lines.items()}
         path = self.path / f"{WORKER}.{rounds[0].index:08d}.pt.trace.json.gz"  # read in the order of their text
         replace_file(path, lambda file: write_trace(file, self.info, plans, rounds))
         self._traces = [*(each for each in self._traces if each != path), path]
@@ -152,27 +137,21 @@ class RunWriter:
             del self._traces[0]
 
     def _drop_oldest(self) -> None:
-        while self._pages and sum(page.count for page in self._pages.values()) + len(self._open) > self._rounds:
-            self._drop(next(iter(self._pages.values())))
+        while self._pages and sum(self._pages.values()) + len(self._open) > self._rounds:
+            self._drop(*next(iter(self._pages.items())))
 
-    def _drop(self, page: _Page) -> None:
-        """Deletes a file of rounds and whatever only they needed."""
-        kept = (other.plans for first, other in self._pages.items() if first != page.first)
-        used = frozenset[int]().union(*kept, {entry.recorded.plan for entry in self._open})
-        self._summary.keep(lambda line: _number_of(line) >= page.first + page.count)
-        self._file(page.first).unlink(missing_ok=True)
-        if not page.plans <= used:
-            self._plan_ids = {key: number for key, number in self._plan_ids.items() if number in used}
-            self._plans.keep(lambda line: _number_of(line) in used)
-        del self._pages[page.first]
+    def _drop(self, first: int, count: int) -> None:
+        self._summary.keep(lambda line: _index_of(line) >= first + count)
+        self._file(first).unlink(missing_ok=True)
+        del self._pages[first]
 
     def _file(self, first: int) -> Path:
         """Of rounds, by the index of the first."""
         return self.path / "specstream" / "rounds" / f"{first:06d}.json.gz"
 
 
-def _number_of(line: bytes) -> int:
-    """The first field of a record: a plan's id, a round's index."""
-    found = re.match(rb'\{"\w+":(\d+),', line)
+def _index_of(line: bytes) -> int:
+    """The index of a summary, which is its first field."""
+    found = re.match(rb'\{"index":(\d+),', line)
     assert found is not None
     return int(found[1])

@@ -91,7 +91,7 @@ def _problems_on_device(event: Event) -> Iterator[str]:
     elif not isinstance(args, dict) or not isinstance(args.get("stream"), int):
         yield "its args.stream is not a whole number"
     if event.get("cat") == "kernel" and re.search("bubble|idle|wait", str(event.get("name")), re.IGNORECASE):
-        yield "where nothing runs there is no kernel: it would count as use of the device"
+        yield "where nothing runs is no kernel: it would count as use of the device"
 
 
 def _overlaps(ranges: list[Event]) -> Iterator[str]:
