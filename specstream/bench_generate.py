@@ -36,7 +36,7 @@ from specstream.bench_setup import (
     memory_options,
     named_as_typed,
 )
-from specstream.cli import UsageError, chosen_options
+from specstream.cli import UsageError, chosen_options, traced
 from specstream.engine import Engine
 from specstream.options import SELF, format_size
 from specstream.rates import link_bandwidth
@@ -101,7 +101,7 @@ def measure(given: argparse.Namespace, progress: Progress, models: BenchModels) 
         else:
             itself = draft.module is target.module
             engine = api.compile(target.module, SELF if itself else draft.module, **options)
-    with closing(engine):
+    with closing(engine), traced(engine, given):
         with progress.working(f"{'filling' if given.skip_prefill else 'making'} prompts of {prompt} tokens"):
             start_requests(engine, given.batch, prompt, given.new_tokens, given.skip_prefill, sampling(given))
         setup_seconds, setup_peak = time.perf_counter() - started, peak_memory(device)

@@ -10,16 +10,20 @@ import ast
 import inspect
 import os
 import re
+import shlex
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, fields
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from specstream.errors import InvalidOption, OutOfBudget, SpecStreamError, SpecStreamWarning
 from specstream.options import Options
+
+if TYPE_CHECKING:
+    from specstream.engine import Engine
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 OPTION_NAMES = tuple(field.name for field in fields(Options))
@@ -61,16 +65,43 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def check_output(given: argparse.Namespace) -> None:
-    """Refuses a --json that cannot be written before anything is measured for it.
+    """Refuses a --json or --trace that cannot be written before anything is computed for it.
 
     Raises:
-        UsageError: it is a folder, or in none.
+        UsageError: the file is a folder, or in none; the folder cannot be made, or written to.
     """
+    check_trace(getattr(given, "trace", None))
     name = getattr(given, "json", None)
     if not isinstance(name, str) or name == "-":
         return
     if os.path.isdir(name) or not os.path.isdir(os.path.dirname(name) or "."):
         raise UsageError(f"--json {name}: it has to be a file in a folder that is there, or - for stdout")
+
+
+def check_trace(folder: str | None) -> None:
+    """Raises UsageError if a folder for traces is there and cannot be written to, or cannot be made."""
+    if folder is not None:
+        there = os.path.abspath(os.path.expanduser(folder))
+        while not os.path.lexists(there):
+            there = os.path.dirname(there)
+        if not folder or not os.path.isdir(there) or not os.access(there, os.W_OK):
+            raise UsageError(f"--trace {folder}: it has to be a folder that can be made or written to")
+
+
+@contextmanager
+def traced(engine: Engine, given: argparse.Namespace) -> Iterator[None]:
+    """Records the engine's rounds if the command was told to, and says on stderr how to look at them."""
+    if given.trace is None:
+        yield
+        return
+    with ExitStack() as until_the_end:
+        try:
+            run = until_the_end.enter_context(engine.trace(given.trace))
+        except InvalidOption as error:
+            raise error.renamed({"logdir": "trace"}) from error
+        told = f"specstream: rounds are in {run}; to look at them: tensorboard --logdir {shlex.quote(given.trace)}"
+        until_the_end.callback(print, told, file=sys.stderr)
+        yield
 
 
 @contextmanager
@@ -173,6 +204,7 @@ def make_parser() -> argparse.ArgumentParser:
     demo.add_argument("--max-new-tokens", type=positive, default=32, metavar="N", help="tokens of each answer (32)")
     demo.add_argument("--seed", type=int, default=0, help="chooses the facts and where they stand (0)")
     demo.add_argument("--json", metavar="FILE", help="write the figures there; - for stdout and nothing else")
+    add_trace_flag(demo)
     add_option_flags(demo)
 
     generate = add_command(commands, "generate", _generate, "continue prompts with any pair of models")
@@ -209,6 +241,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--max-new-tokens", type=positive, default=128, metavar="N", help="tokens a prompt at most (128)"
     )
     output.add_argument("--json", action="store_true", help="one JSON object instead of text as it comes")
+    add_trace_flag(output)
     add_option_flags(generate)
 
     from specstream.cli_bench import add_bench  # here, since it needs what this file defines
@@ -247,6 +280,14 @@ def add_option_flags(parser: argparse.ArgumentParser, names: Sequence[str] = OPT
         )
     group.add_argument(
         "--debug", action="store_true", help=f"{described.get('debug', '')} Errors show where they arose."
+    )
+
+
+def add_trace_flag(parser: Any) -> None:
+    parser.add_argument(
+        "--trace",
+        metavar="DIR",
+        help="record plans and rounds there, in a folder of the run's own; to look at them: tensorboard --logdir DIR",
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from specstream.cli import DTYPES, add_command, add_option_flags, positive
+from specstream.cli import DTYPES, add_command, add_option_flags, add_trace_flag, positive
 
 MEMORY = ("chunk_tokens", "group_chunks", "staging_slots", "host_kv_budget")
 DRAFTING = ("drafting", "draft_window", "draft_sink", "synthetic_acceptance_rate", "synthetic_acceptance_length")
@@ -50,6 +50,7 @@ def add_bench(commands: Any) -> None:
     )
     for name in ("temperature", "top-p"):
         generate.add_argument(f"--{name}", type=float, metavar="X", help="sample with it (greedy without such a flag)")
+    add_trace_flag(generate)
     add_option_flags(generate, (*MEMORY, "gpu_kv_budget", "max_num_batched_tokens", *DRAFTING))
 
     device = add_command(benchmarks, "device", _device, "measure a device anew; plans on it are predicted by that")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from specstream.cli import UsageError, chosen_options, metrics_dict
+from specstream.cli import UsageError, chosen_options, metrics_dict, traced
 from specstream.errors import SpecStreamError
 from specstream.options import SELF, format_size
 from specstream.text_stream import TextStream, decode
@@ -42,7 +42,7 @@ def run(given: argparse.Namespace) -> int:
     options = chosen_options(given)
     target, draft = _model(given.target), _draft(given.draft)
     requests = read_requests(given)
-    with closing(_compile(target, draft, given.dtype, given.device, options)) as engine:
+    with closing(_compile(target, draft, given.dtype, given.device, options)) as engine, traced(engine, given):
         if engine.tokenizer is None:
             raise SpecStreamError(f"{target} has no tokenizer, so there is no way from text to tokens")
         settings = settings_of(given, engine)

@@ -16,7 +16,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specstream.cli import chosen_options, metrics_dict
+from specstream.cli import chosen_options, metrics_dict, traced
 from specstream.demo_context import (
     BUDGET_SHARE,
     Question,
@@ -103,7 +103,7 @@ def demonstrate(given: argparse.Namespace, options: dict[str, Any], display: Dis
             # a context so short that a share of its KV is less than what works
             engine = specstream.compile(target, draft, **(defaults | options | {"gpu_kv_budget": "min"}))
     answers = []
-    with closing(engine):
+    with closing(engine), traced(engine, given):
         display.models(target, draft)
         display.context(context, questions, engine.memory)
         display.plan(engine.plan)
