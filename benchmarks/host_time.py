@@ -13,11 +13,13 @@ import argparse
 import statistics
 import time
 from contextlib import closing
+from types import ModuleType
 from typing import Any
 from unittest import mock
 
 import torch
 
+import specstream.engine
 from specstream import api
 from specstream.attention_choice import KernelChoice
 from specstream.bench_machine import choose_device
@@ -29,10 +31,10 @@ from specstream.mirror import Mirror
 from specstream.next_round import NextRound
 from specstream.speculator import Speculator
 
-PARTS: tuple[tuple[type, str], ...] = (
+PARTS: tuple[tuple[type | ModuleType, str], ...] = (
     (Engine, "step"),
     (NextRound, "structure"),
-    (Engine, "_batch"),
+    (specstream.engine, "round_batch"),
     (CudaExecutor, "run"),
     (CudaExecutor, "_launch"),
     (KernelChoice, "kernels"),
@@ -51,7 +53,7 @@ WARMUP = 20
 Stamp = tuple[str, float]
 
 
-def watched(owner: type, name: str, stamps: list[Stamp]) -> Any:
+def watched(owner: type | ModuleType, name: str, stamps: list[Stamp]) -> Any:
     """A method that notes when it begins and ends."""
     method = getattr(owner, name)
 

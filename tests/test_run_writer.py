@@ -58,7 +58,7 @@ def test_a_name_that_is_taken_gets_a_number(tmp_path: Path, name: str) -> None:
     assert [file.name for file in (tmp_path / name).iterdir()] == ["mine"]
 
 
-@pytest.mark.parametrize("name", ["", "..", "a/../../b", "/absolute", "a\0b", "x" * 300])
+@pytest.mark.parametrize("name", ["", "..", "a/specstream", "a/../../b", "/absolute", "a\0b", "x" * 300])
 def test_names_that_are_none(tmp_path: Path, name: str) -> None:
     with pytest.raises(InvalidOption, match=r"^(run|logdir): got"):
         RunWriter(tmp_path / "logs", name, INFO)

@@ -10,6 +10,9 @@ from typing import BinaryIO
 
 from specstream.errors import InvalidOption
 
+OWN = "specstream"
+"""The folder in a run's that holds what is ours; what is in one is no run."""
+
 
 def new_run_folder(logdir: str | Path, name: str) -> Path:
     """Makes `<logdir>/<name>`; if that is there, `<name>-2`, and so on.
@@ -18,13 +21,14 @@ def new_run_folder(logdir: str | Path, name: str) -> Path:
         InvalidOption: no run can have that name, or the folder cannot be made or written to.
     """
     parts = PurePath(name).parts
-    if not parts or PurePath(name).is_absolute() or ".." in parts or "\0" in name:
-        raise InvalidOption("run", name, 'the name of a folder in logdir, or of one in it, such as "cpu/first"')
+    if not parts or PurePath(name).is_absolute() or {"..", OWN} & {*parts} or "\0" in name:
+        allowed = f'the name of a folder in logdir, or of one in it, such as "cpu/first", but not "{OWN}"'
+        raise InvalidOption("run", name, allowed)
     wanted = Path(logdir).expanduser() / name
     try:
         wanted.parent.mkdir(parents=True, exist_ok=True)
         folder = _first_free(wanted)
-        (folder / "specstream").mkdir()
+        (folder / OWN).mkdir()
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise InvalidOption("logdir", str(logdir), "a folder that can be written to", f"{wanted}: {reason}.") from error

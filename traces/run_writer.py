@@ -17,7 +17,7 @@ from typing import NamedTuple
 from specstream.errors import InvalidOption
 from specstream.traces.chrome import MOST_ROUNDS, write_trace
 from specstream.traces.records import PlannedRound, RecordedRound, RoundSummary, RunInfo, to_json
-from specstream.traces.run_folder import Lines, new_run_folder, replace_file, write_compressed
+from specstream.traces.run_folder import OWN, Lines, new_run_folder, replace_file, write_compressed
 
 KEPT_ROUNDS = 2000
 KEPT_TRACES = 2
@@ -55,7 +55,7 @@ class RunWriter:
         self.path = new_run_folder(logdir, run_name)
         self.info = replace(info, name=self.path.relative_to(Path(logdir).expanduser()).as_posix())
         self._rounds, self._page_size = rounds, min(MOST_ROUNDS, -(-rounds // 2))
-        own = self.path / "specstream"
+        own = self.path / OWN
         (own / "rounds").mkdir()
         replace_file(own / "run.json", lambda file: file.write(to_json(self.info).encode()))
         self._plans, self._summary = Lines(own / "plans.jsonl"), Lines(own / "summary.jsonl")
@@ -147,7 +147,7 @@ class RunWriter:
 
     def _file(self, first: int) -> Path:
         """Of rounds, by the index of the first."""
-        return self.path / "specstream" / "rounds" / f"{first:06d}.json.gz"
+        return self.path / OWN / "rounds" / f"{first:06d}.json.gz"
 
 
 def _index_of(line: bytes) -> int:
