@@ -169,15 +169,16 @@ class Recorder:
     def _recorded(self, round_: _Round) -> RecordedRound:
         spec, start = round_.spec, round_.start
         planner, link = self._planner, self._planner.profile.host_to_device_bytes_per_us
+        shared = spec.canonical()  # histories grow, and every round would soon have a plan of its own
 
         def planned(number: int) -> PlannedRound:
-            return planned_round(planner.bound(spec), number, link)
+            return planned_round(planner.plan(shared), number, link)
 
         return RecordedRound(
             index=round_.index,
             start_us=_us(start - self._began),
             duration_us=_us(round_.seconds),
-            plan=self._writer.plan_id(spec, planned),
+            plan=self._writer.plan_id(shared, planned),
             streamed_bytes=spec.streamed_bytes,
             fetched_bytes=spec.fetched_bytes,
             requests=round_.requests,
