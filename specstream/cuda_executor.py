@@ -35,10 +35,11 @@ from specstream.round_spec import ChunkRun, RoundSpec
 from specstream.round_tables import TableSizes
 from specstream.streams import CurrentStream, new_event, new_gate, new_stream, record
 from specstream.target_tasks import run_target_task
+from specstream.task_times import BEGIN, DRAFTING, TaskTimes
 
 KEPT_GRAPHS = 64
-Key = tuple[RoundSpec, int, TableSizes]
-"""Rounds of one canonical form, ring rotation and sizes replay one graph."""
+Key = tuple[RoundSpec, int, TableSizes, bool]
+"""Rounds of one canonical form, ring rotation and sizes replay one graph, or another one if their tasks are timed."""
 Sources = dict[tuple[bool, int], object]
 """For each group of this round and, with True, of the next one: which chunks of which host memory it is."""
 
@@ -79,7 +80,7 @@ class CudaExecutor:
         self._graphs: OrderedDict[Key, CapturedRound] = OrderedDict()
         self._seen: set[Key] = set()
         """Rounds that have been interpreted: when they recur, they are worth a graph."""
-        self._rotation = 0
+        self._times, self._rotation = TaskTimes(device), 0
         self._in_flight: list[torch.cuda.Event] = []
         self._values: dict[str, Tensor] = {}
         self._rows: Rows = {}
@@ -152,10 +153,11 @@ class CudaExecutor:
         target.wait_event(self._called)  # blocks that were given back are overwritten there
         key = None
         with target:
+            self._times.begin(plan, batch.spans)
             kernels = self._choice.kernels(spec, batch)
             self._attention = kernels or self._choice.for_prompts
             if kernels is not None:
-                key = plan.spec, self._rotation, kernels.tables.sizes
+                key = plan.spec, self._rotation, kernels.tables.sizes, self._times.on
                 if key in self._graphs:
                     return *self._replay(key, plan, spec), None
         return *self._interpret(plan, spec, batch), key
@@ -183,6 +185,7 @@ class CudaExecutor:
     def _interpret(self, plan: Plan, spec: RoundSpec, batch: RoundBatch) -> tuple[Tensor | None, torch.cuda.Event]:
         """Launches every step of the plan on its lane's stream."""
         with self._streams[Lane.TARGET]:
+            self._times.end(BEGIN)
             self._values = self._attention.inputs(batch)
         # The target has waited for what the round before wrote to the host: it may be fetched at once.
         self._streams[Lane.LINK].wait_stream(self._streams[Lane.TARGET])
@@ -196,6 +199,7 @@ class CudaExecutor:
             if step.op is StepOp.LAUNCH and task is not None:
                 with stream:
                     self._work(task, spec, stream)
+                    self._times.end(task.name)
             elif step.op is StepOp.RECORD:
                 events[step.name] = record(stream)
             elif step.op is StepOp.WAIT and step.name in events:
@@ -221,6 +225,7 @@ class CudaExecutor:
             graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             try:
                 link.wait_stream(target)
+                self._times.end(BEGIN)
                 self._values = self._attention.inputs(batch)  # of buffers that stay where they are
                 self._capture_steps(plan, spec, fetches, ready)
                 target.wait_stream(link)
@@ -243,8 +248,9 @@ class CudaExecutor:
             if step.op is StepOp.LAUNCH:
                 with torch.cuda.stream(stream):
                     self._work(task, spec, stream)
-                if task.kind is TaskKind.FETCH:
-                    fetches[task.name] = latest_node(stream)
+                    if task.kind is TaskKind.FETCH:
+                        fetches[task.name] = latest_node(stream)
+                    self._times.end(task.name)
                 if ready is not None and task.kind is TaskKind.PIECE and task.layer == len(self.model.sites):
                     ready.record(stream)
             elif step.op is StepOp.RECORD:
@@ -286,8 +292,10 @@ class CudaExecutor:
             return None
         tasks = [task for task in plan.by_kind[TaskKind.OFFLOAD] if spec.run_of(task).count]
         stream.wait_stream(self._streams[Lane.TARGET])
-        for task in tasks:
-            self._offload(task, spec, stream)
+        with stream:
+            for task in tasks:
+                self._offload(task, spec, stream)
+                self._times.end(task.name)
         return record(stream)
 
     # Tasks
@@ -343,8 +351,10 @@ class CudaExecutor:
 
         def draft() -> tuple[torch.cuda.Event, torch.cuda.Event]:
             start = record(stream, timed=True)
+            self._times.end(DRAFTING)
             for task in steps:
                 batch.draft(task.step)
+                self._times.end(task.name)
             return start, record(stream, timed=True)
 
         with stream:
@@ -354,12 +364,14 @@ class CudaExecutor:
                 ahead(self._streams[Lane.TARGET])
             stream.wait_event(ready)
             batch.accept(wanted_logits(logits, batch))
+            self._times.end("accept")
             start, end = drafted or draft()
             if only_launches:
                 ahead(stream)
             batch.settle()
             if not only_launches:  # else it has waited for all
                 stream.synchronize()
+            self._times.read()
         self.draft_seconds = start.elapsed_time(end) / 1e3 if steps else None
 
     def _work_ahead(

@@ -78,10 +78,12 @@ for proposing, standard in ((False, False), (False, True), (True, False), (True,
 for rows in (1, 2):
     build(draft_rows._place_kernel, DEPTH=12, ROWS=rows, BLOCK_TOKENS=64, BLOCKS=32)
 
-from specstream.kernels import upload
+from specstream.kernels import stamp, upload
 
 TYPES |= {"here": "*i64", "there": "*i64"}
 build(upload._upload_kernel, TILE=1024)
+TYPES["times"] = "*i64"
+build(stamp._stamp_kernel, 1)
 
 from specstream.kernels import process, survivors, threshold, threshold_passes
 

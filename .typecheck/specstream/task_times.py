@@ -1,0 +1,1 @@
+../../specstream/task_times.py
