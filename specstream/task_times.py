@@ -127,9 +127,7 @@ class TaskTimes:
 
     def _ends(self, table: _Table, times: Tensor) -> dict[str, float]:
         assert self._offset is not None
-        return {
-            name: time / 1e9 + self._offset for name, time in zip(table.place, times.tolist(), strict=True)
-        }
+        return {name: time / 1e9 + self._offset for name, time in zip(table.place, times.tolist(), strict=True)}
 
 
 def _clock_offset(device: torch.device) -> float:

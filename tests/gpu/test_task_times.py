@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ def test_spans_cover_the_rounds_that_ran(dtype: torch.dtype, tmp_path: Path) -> 
         }
         for lane in {task.lane for task in plan.tasks}:
             spans = sorted((s.start_us, s.stop_us) for s in recorded.spans if tasks[s.task].lane == lane)
-            assert all(one[1] <= other[0] + 1e-3 for one, other in zip(spans, spans[1:], strict=False))
+            assert all(one[1] <= other[0] + 1e-3 for one, other in pairwise(spans))
             assert all(start <= stop for start, stop in spans)
         target = [s for s in recorded.spans if tasks[s.task].lane == "target"]
         assert 0 <= min(s.start_us for s in target) < recorded.duration_us
