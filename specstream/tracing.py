@@ -34,7 +34,8 @@ def trace(engine: Engine, logdir: str | Path, run: str | None, rounds: int) -> I
     """Records the rounds that an engine runs while it lasts, and the plans that they followed.
 
     Recording costs a round some microseconds a task, and one whose structure is new the time to predict it, between it
-    and the next. If the disk is full, say, a warning tells so, and the engine goes on without.
+    and the next. If the disk is full, say, a warning tells so, and the engine goes on without. Where TensorBoard is not
+    installed there are no scalars and no graph for its own dashboards; all else is there.
 
     Args:
         logdir: where `tensorboard --logdir` finds the run, in a folder of its own.
@@ -172,7 +173,9 @@ class Recorder:
         shared = spec.canonical()  # histories grow, and every round would soon have a plan of its own
 
         def planned(number: int) -> PlannedRound:
-            return planned_round(planner.plan(shared), number, link)
+            plan = planner.plan(shared)
+            self._writer.add_graph(plan)
+            return planned_round(plan, number, link)
 
         return RecordedRound(
             index=round_.index,

@@ -170,6 +170,20 @@ def measured_figures(recorded: RecordedRound, plan: PlannedRound, info: RunInfo)
     )
 
 
+def round_scalars(recorded: RecordedRound, plan: PlannedRound, info: RunInfo) -> dict[str, float]:
+    """The figures of a round that are drawn over all rounds, by name. What it has no figure for is left out."""
+    alone, measured = run_figures(info, [RoundSummary.of(recorded)]), measured_figures(recorded, plan, info)
+    values = {
+        "duration_ms": measured.duration_us / 1e3,
+        "tokens_per_second": alone.tokens_per_second if alone.num_decode_rounds else None,
+        "mean_acceptance_length": alone.mean_acceptance_length if alone.num_verify_rounds else None,
+        "link_utilization": measured.link_utilization,
+        "bubble_fill": measured.bubble_fill,
+        "streamed_bytes": float(measured.streamed_bytes),
+    }
+    return {name: value for name, value in values.items() if value is not None}
+
+
 @dataclass(frozen=True)
 class LayerFigures:
     """Of one layer in a round; -1 is what belongs to none. A fetch counts in the round in which it starts."""

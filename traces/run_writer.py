@@ -12,12 +12,16 @@ import time
 from collections.abc import Callable, Hashable
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from specstream.errors import InvalidOption
+from specstream.plan import Plan
 from specstream.traces.chrome import MOST_ROUNDS, write_trace
 from specstream.traces.records import PlannedRound, RecordedRound, RoundSummary, RunInfo, to_json
 from specstream.traces.run_folder import OWN, Lines, new_run_folder, replace_file, write_compressed
+
+if TYPE_CHECKING:
+    from specstream.traces.events import EventFile
 
 KEPT_ROUNDS = 2000
 KEPT_TRACES = 2
@@ -37,7 +41,8 @@ class RunWriter:
     """Writes one run. A context manager; one thread at a time.
 
     Once there are more than `rounds` rounds the oldest file of them is deleted, and their lines of the summary. Plans
-    are all kept: a line's number is the plan's id.
+    are all kept: a line's number is the plan's id. With TensorBoard installed there is a file for its own dashboards
+    too.
     """
 
     def __init__(self, logdir: str | Path, run_name: str, info: RunInfo, rounds: int = KEPT_ROUNDS) -> None:
@@ -66,6 +71,9 @@ class RunWriter:
         """The rounds of the file that is not full yet."""
         self._saved_at = time.monotonic()
         self._traces: list[Path] = []
+        self._read_plans: dict[int, PlannedRound] = {}
+        """Those that were wanted last."""
+        self._events = _event_file(self.path, self.info, rounds)
 
     def plan_id(self, key: Hashable, make: Callable[[int], PlannedRound]) -> int:
         """The id of a plan, which is made and written when its key is new."""
@@ -74,6 +82,15 @@ class RunWriter:
             self._plans.append([to_json(make(number))])
             self._plan_ids[key] = number
         return self._plan_ids[key]
+
+    def add_graph(self, plan: Plan) -> None:
+        """Takes the plan whose tasks TensorBoard's graph is to show: the first one.
+
+        Raises:
+            OSError: it could not be written.
+        """
+        if self._events is not None:
+            self._events.add_graph(plan)
 
     def add(self, recorded: RecordedRound) -> None:
         """Takes a round. Indices count from 0; a round that is there already is left out, so that a call that was
@@ -114,6 +131,7 @@ class RunWriter:
         if unsaved := entries[self._summary.appended - first :]:
             text = f"[{','.join(entry.text for entry in entries)}]"
             replace_file(self._file(first), lambda file: write_compressed(file, text))
+            self._write_scalars([entry.recorded for entry in unsaved])
             self._summary.append([to_json(RoundSummary.of(entry.recorded)) for entry in unsaved])
         self._saved_at = time.monotonic()
 
@@ -126,15 +144,26 @@ class RunWriter:
 
     def _write_trace(self, rounds: list[RecordedRound]) -> None:
         """For other tools, the newest rounds again."""
-        wanted = {each.plan for each in rounds}
-        lines = {number: line for number, line in enumerate(self._plans.read()) if number in wanted}
-        plans = {number: PlannedRound.from_json(json.loads(line)) for number, line in lines.items()}
+        plans = self._plans_of(rounds)
         path = self.path / f"{WORKER}.{rounds[0].index:08d}.pt.trace.json.gz"  # read in the order of their text
         replace_file(path, lambda file: write_trace(file, self.info, plans, rounds))
         self._traces = [*(each for each in self._traces if each != path), path]
         while len(self._traces) > KEPT_TRACES:
             self._traces[0].unlink(missing_ok=True)
             del self._traces[0]
+
+    def _write_scalars(self, rounds: list[RecordedRound]) -> None:
+        if self._events is not None:
+            self._events.add(rounds, self._plans_of(rounds))
+
+    def _plans_of(self, rounds: list[RecordedRound]) -> dict[int, PlannedRound]:
+        """By id."""
+        wanted = {each.plan for each in rounds}
+        missing = wanted - self._read_plans.keys()
+        lines = enumerate(self._plans.read()) if missing else ()
+        new = {number: PlannedRound.from_json(json.loads(line)) for number, line in lines if number in missing}
+        self._read_plans = {number: plan for number, plan in self._read_plans.items() if number in wanted} | new
+        return self._read_plans
 
     def _drop_oldest(self) -> None:
         while self._pages and sum(self._pages.values()) + len(self._open) > self._rounds:
@@ -148,6 +177,14 @@ class RunWriter:
     def _file(self, first: int) -> Path:
         """Of rounds, by the index of the first."""
         return self.path / OWN / "rounds" / f"{first:06d}.json.gz"
+
+
+def _event_file(folder: Path, info: RunInfo, rounds: int) -> EventFile | None:
+    try:
+        from specstream.traces.events import EventFile
+    except ImportError:  # the extra is not installed
+        return None
+    return EventFile(folder, info, rounds)
 
 
 def _index_of(line: bytes) -> int:
