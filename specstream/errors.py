@@ -70,6 +70,19 @@ class InvalidPlan(SpecStreamError):
     """A plan that `Plan.check` refuses, with the conflicting tasks in the text."""
 
 
+class MissingExtra(SpecStreamError, ImportError):
+    """A package is not installed that an extra of SpecStream brings.
+
+    Args:
+        what: what needs it.
+        package: its name.
+        extra: the extra that has it.
+    """
+
+    def __init__(self, what: str, package: str, extra: str) -> None:
+        super().__init__(f'{package} is not installed, which {what} need: pip install "specstream[{extra}]"')
+
+
 class InvalidDistribution(SpecStreamError):
     """No token can be chosen for a request: its processed scores hold NaN or, if it samples, are no distribution.
 
