@@ -26,6 +26,7 @@ from specstream.models.presets import dummy_model, preset_config
 from specstream.planner import Planner
 from specstream.profiles import H200
 from specstream.round_spec import ChunkRun, RoundSpec, SeatSpec
+from specstream.traces.figures import run_figures
 from specstream.traces.picture import save_picture
 from specstream.traces.planned import planned_round
 from specstream.traces.records import RunInfo
@@ -83,11 +84,12 @@ def planned_picture(path: Path) -> None:
 
 
 def measured_picture(logdir: Path, path: Path) -> None:
-    """The decode round of median time of the demo."""
+    """The demo's round that the tab opens first."""
     (run,) = find_runs(logdir).values()
     reader = RunReader(run)
-    decode = sorted((each.duration_us, each.index) for each in reader.summaries() if not each.prompt_tokens)
-    recorded = reader.round(decode[len(decode) // 2][1])
+    typical = run_figures(reader.info, reader.summaries()).typical_round
+    assert typical is not None
+    recorded = reader.round(typical)
     save_picture(path, reader.plan(recorded.plan), reader.info, recorded)
 
 

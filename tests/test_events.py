@@ -6,6 +6,7 @@ import io
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -30,6 +31,7 @@ from specstream.traces.records import RecordedRound, RequestRound, RoundSummary
 from specstream.traces.run_writer import RunWriter
 from tests.helpers import new_engine, prompt, step_to_end
 from tests.simulation_cases import streaming_plans
+from tests.test_run_writer import interrupted_at, twice
 from tests.toy import make_plan, round_spec, seat, toy_model
 from tests.trace_cases import INFO, on_disk, toy_plan, toy_round
 
@@ -201,6 +203,22 @@ def test_a_torn_record_is_overwritten(tmp_path: Path, monkeypatch: pytest.Monkey
     assert list(scalars(tmp_path, "duration_ms")) == [0]
     events.add([toy_round(index, PLAN) for index in (1, 2)], {0: PLAN})
     assert list(scalars(tmp_path, "duration_ms")) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_an_interrupted_write_is_made_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: bool) -> None:
+    monkeypatch.setattr(run_writer, "SECONDS_BETWEEN_SAVES", -1.0)
+    for count in range(1, 8):
+        writer = RunWriter(tmp_path, "run", INFO, 8)
+        writer.plan_id("a", lambda _: PLAN)
+        with monkeypatch.context() as patch:
+            patch.setattr(EventFile, "_append", interrupted_at(count, EventFile._append, after=after))
+            for index in range(6):
+                with suppress(KeyboardInterrupt):
+                    writer.add(toy_round(index, PLAN))
+            twice(writer.close)
+        assert list(scalars(writer.path, "duration_ms")) == list(range(6))
+        assert [each.index for each in on_disk(writer.path).summaries] == list(range(6))
 
 
 def test_rounds_are_there_before_the_run_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
