@@ -8,6 +8,7 @@ from collections.abc import Sequence as Seq
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 from weakref import ReferenceType
@@ -266,6 +267,8 @@ class Engine(Exclusive):
         try:
             work, everyone = self._next_round.work_ahead(rows, plan, this, steps), self._scheduler.running
             measured = self.recorder is not None
+            if self.recorder is not None:
+                work = chain(work, self.recorder.work_ahead())
             batch = round_batch(rows, drafted, everyone, spec, self._speculator, work, measured=measured)
             with torch.no_grad():
                 self._executor.run(plan, spec, batch)

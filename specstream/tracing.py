@@ -33,9 +33,10 @@ if TYPE_CHECKING:
 def trace(engine: Engine, logdir: str | Path, run: str | None, rounds: int) -> Iterator[Path]:
     """Records the rounds that an engine runs while it lasts, and the plans that they followed.
 
-    Recording costs a round some microseconds a task, and one whose structure is new the time to predict it, between it
-    and the next. If the disk is full, say, a warning tells so, and the engine goes on without. Where TensorBoard is not
-    installed there are no scalars and no graph for its own dashboards; all else is there.
+    Recording costs a round some microseconds a task, and one whose structure is new the time to predict it: while a
+    device computes the next round, or between the two. If the disk is full, say, a warning tells so, and the engine
+    goes on without. Where TensorBoard is not installed there are no scalars and no graph for its own dashboards;
+    all else is there.
 
     Args:
         logdir: where `tensorboard --logdir` finds the run, in a folder of its own.
@@ -105,6 +106,10 @@ def _bytes_by_class(memory: MemoryPlan) -> dict[str, int]:
     }
 
 
+MOST_WAITING = 64
+"""Rounds that are kept until there is time to write them."""
+
+
 @dataclass(frozen=True)
 class _Round:
     """A round that is over, but for fetches ahead that may not have ended."""
@@ -125,7 +130,9 @@ class Recorder:
         self._writer, self._planner = writer, planner
         self._began = perf_counter()
         self._waiting: list[_Round] = []
-        """The latest round, and those before it of which an interrupt has kept us."""
+        """The latest round, and those before it that there was no time for."""
+        self._works_ahead = False
+        """Whether the executor leaves time in which a device computes."""
         self._lock = threading.Lock()
         """Its end may come in another thread than its rounds."""
         self._over = False
@@ -144,7 +151,15 @@ class Recorder:
             if not self._over:
                 index = self._waiting[-1].index + 1 if self._waiting else 0
                 self._waiting.append(_Round(index, spec, start, seconds, requests, spans))
-                self._write(but=1)
+                self._write(but=MOST_WAITING if self._works_ahead else 1)
+
+    def work_ahead(self) -> Iterator[bool]:
+        """Writes rounds that are over while a device computes the next one; True after each."""
+        self._works_ahead = True
+        while len(self._waiting) > 1 and not self._over:
+            with self._lock:
+                self._write(but=len(self._waiting) - 1)
+            yield True
 
     def close(self) -> None:
         """Writes the rest. Closing twice does nothing."""
