@@ -80,8 +80,7 @@ def load_internlm2(directory: Path, dtype: torch.dtype | None = None) -> LlamaFo
     Raises:
         InvalidOption: naming the setting or the tensors that are not InternLM2's.
     """
-    source = directory / "config.json"
-    config = _llama_config(json.loads(source.read_text(encoding="utf-8")), str(source))
+    config = internlm2_config(directory)
     config.dtype = dtype or config.dtype
     with torch.device("meta"):
         model = LlamaForCausalLM(config)
@@ -91,6 +90,16 @@ def load_internlm2(directory: Path, dtype: torch.dtype | None = None) -> LlamaFo
         model.generation_config = GenerationConfig.from_pretrained(directory)
     model.eval()
     return model
+
+
+def internlm2_config(directory: Path) -> LlamaConfig:
+    """Llama's configuration for what a directory's config.json says.
+
+    Raises:
+        InvalidOption: naming the setting that is not InternLM2's.
+    """
+    source = directory / "config.json"
+    return _llama_config(json.loads(source.read_text(encoding="utf-8")), str(source))
 
 
 def load_internlm2_tokenizer(directory: Path) -> PreTrainedTokenizerFast | None:

@@ -37,7 +37,7 @@ def normalized(model: nn.Module, max_model_len: int | None) -> Iterator[None]:
     limit = max_model_len or max_positions(model) or _FAR_AWAY
     with plain_rope(model, limit):
         _try_out(model, parts, limit)
-        with _implementation(parts, _CAPTURE, _plain_attention):
+        with attention_implementation(parts, _CAPTURE, _plain_attention):
             yield
 
 
@@ -67,7 +67,7 @@ def _plain_attention(
 
 
 @contextmanager
-def _implementation(
+def attention_implementation(
     parts: list[PreTrainedModel],
     name: str,
     attention: Callable[..., AttentionResult],
@@ -101,7 +101,7 @@ def _try_out(model: nn.Module, parts: list[PreTrainedModel], limit: int) -> None
     device = next(model.parameters()).device
     positions = torch.arange(4, device=device)[None]
     try:
-        with _implementation(parts, _TRIAL, trial.attention, trial.mask), torch.no_grad():
+        with attention_implementation(parts, _TRIAL, trial.attention, trial.mask), torch.no_grad():
             model(input_ids=torch.zeros_like(positions), position_ids=positions, use_cache=False)
     except UnsupportedModel:
         raise

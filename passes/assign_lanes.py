@@ -6,8 +6,8 @@ from collections import deque
 from dataclasses import dataclass
 
 from specstream.errors import InvalidPlan
-from specstream.plan import Lane, Plan, Step, StepOp, lane_of
 from specstream.round_graph import RoundGraph, Task
+from specstream.round_plan import Lane, Plan, Step, StepOp, lane_of
 
 COPY_LANES = (Lane.STORE, Lane.LINK)
 ROUND_END = (Lane.TARGET, Lane.DRAFT, Lane.STORE)

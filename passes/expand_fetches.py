@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from specstream.graph import PartitionedModel
+from specstream.graph import PlannableModel
 from specstream.round_graph import IN_PLACE, Content, Region, RoundGraph, Task, TaskKind
 from specstream.round_spec import PROMPT_SLOTS, ChunkRun, RoundSpec, SeatSpec
 from specstream.round_work import PIECE_LAUNCHES, SAMPLING_LAUNCHES, RoundWork
@@ -24,7 +24,7 @@ class ExpandFetches:
     """Rows of a verification, at most, for the costs."""
     name: str = "expand_fetches"
 
-    def run(self, ir: PartitionedModel) -> RoundGraph:
+    def run(self, ir: PlannableModel) -> RoundGraph:
         return RoundGraph.from_program(self.spec, self._tasks(ir))
 
     def check(self, ir: RoundGraph) -> None:
@@ -34,7 +34,7 @@ class ExpandFetches:
         if attended != expected:
             raise ValueError(f"attended groups {attended} are not the streamed ones {expected}")
 
-    def _tasks(self, model: PartitionedModel) -> Iterator[Task]:
+    def _tasks(self, model: PlannableModel) -> Iterator[Task]:
         spec, work = self.spec, RoundWork(self.spec, model.spec, self.verified_rows)
         fetch_index, issued_before = 0, len(spec.entry)
         for layer, site in enumerate(model.sites):
@@ -92,7 +92,7 @@ class ExpandFetches:
             launches=SAMPLING_LAUNCHES,
         )
 
-    def _piece(self, model: PartitionedModel, index: int, work: RoundWork) -> Task:
+    def _piece(self, model: PlannableModel, index: int, work: RoundWork) -> Task:
         piece = model.pieces[index]
         return Task(
             f"piece/{index}",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from specstream.plan import Lane, lane_of
 from specstream.round_graph import Region, RoundGraph, Task, TaskKind
+from specstream.round_plan import Lane, lane_of
 from specstream.round_spec import RoundSpec
 from specstream.round_work import NO_DRAFT, DraftWork
 

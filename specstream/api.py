@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import weakref
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,23 +12,20 @@ from torch import nn
 
 from specstream.caller import warn_caller
 from specstream.compiler import compile_model, lower_model
-from specstream.depth import choose_depth, depths_of
-from specstream.draft import FEED_TOKENS, Drafter, DraftWindow
+from specstream.depth import depths_of
+from specstream.draft import FEED_TOKENS, Drafter
 from specstream.engine import Engine
 from specstream.errors import InvalidOption, UnsupportedModel
 from specstream.executor import CpuExecutor, Executor
 from specstream.graph import ModelSpec, PartitionedModel
-from specstream.idle import idle_bytes
 from specstream.kv import DeviceStore, HostStore
-from specstream.lookahead import ITSELF, SECOND_MODEL, FanOut, Lookahead, branches_of
-from specstream.memory import MemoryPlan, plan_memory, resolve_batched_tokens, resolve_max_model_len
+from specstream.lookahead import FanOut, Lookahead, branches_of
+from specstream.memory import MemoryPlan, resolve_batched_tokens, resolve_max_model_len
 from specstream.models.load import load_model
 from specstream.models.rope import inherited_rope, max_positions
 from specstream.options import SELF, Options
-from specstream.planner import Planner
-from specstream.policy import choose_drafting
+from specstream.planning import Planning
 from specstream.profiles import device_profile
-from specstream.round_work import NO_DRAFT, DraftWork
 from specstream.speculate import Speculation
 from specstream.speculator import Speculator
 
@@ -157,34 +153,12 @@ def build_engine(
     if device.type not in DEVICES:
         raise InvalidOption("target", f"a model on {device}", f"a model on {' or '.join(DEVICES)}", "Move it there.")
     on_cuda = device.type == "cuda"
-    max_len = resolve_max_model_len(options, target.spec)
     if draft is not None:
-        _check_pair(target.spec, draft.spec, max_len)
-    window = DraftWindow(max_len, options.draft_window, options.draft_sink)
-    drafter_kind, fan_out = _drafter_kind(device), ITSELF if draft is target else SECOND_MODEL
-    profile = device_profile(device)
-    work = NO_DRAFT
-    if draft is not None:
-        work = DraftWork(draft.read_bytes, draft.spec.num_layers, draft.spec.dtype.itemsize)
-
-    def planned(settings: Options) -> tuple[MemoryPlan, Planner]:
-        memory = plan_memory(
-            settings,
-            target.spec,
-            weights=target.weight_bytes,
-            draft_weights=draft.weight_bytes if draft and draft is not target else 0,
-            draft_kv=_draft_kv(settings, drafter_kind, draft, window, fan_out) if draft else 0,
-            free_device=_free_on(device) if on_cuda else None,
-            idle_bytes=idle_bytes(settings, profile, work),
-        )
-        return memory, Planner(target, profile, work, settings.most_candidates + 1)
-
+        _check_pair(target.spec, draft.spec, resolve_max_model_len(options, target.spec))
+    planning = Planning(target, draft, device_profile(device), _free_on(device) if on_cuda else None)
     adapts = options.num_speculative_tokens == "auto" and draft is not None
-    if options.num_speculative_tokens == "auto":
-        options = replace(options, num_speculative_tokens=choose_depth(options, planned) if draft else 1)
-    if options.drafting == "auto" and draft is not None:
-        options = replace(options, drafting=choose_drafting(options, planned))
-    memory, planner = planned(options)
+    options = planning.settled(options)
+    memory, planner = planning.planned(options)
     store = DeviceStore(
         memory.layout,
         memory.num_blocks,
@@ -198,21 +172,14 @@ def build_engine(
     host = HostStore(memory.layout, memory.host_budget, memory.extent_chunks, options.debug, pinned_for)
     if memory.streams:
         host.prepare()
-    branches, vocab = branches_of(options, fan_out), target.spec.vocab_size
-    drafter = drafter_kind(draft, window, vocab, options.max_num_seqs, branches) if draft else None
-    speculator = _speculator(options, target, drafter, fan_out)
+    drafter = None
+    if draft is not None:
+        branches, window = branches_of(options, planning.fan_out), planning.window(options)
+        drafter = _drafter_kind(device)(draft, window, target.spec.vocab_size, options.max_num_seqs, branches)
+    speculator = _speculator(options, target, drafter, planning.fan_out)
     speculator.depths = depths_of(options, memory, planner) if adapts else None
     executor = _executor(target, store, memory, options)
     return Engine(options, memory, planner, executor, host, speculator, tokenizer, generation_config)
-
-
-def _draft_kv(
-    options: Options, kind: type[Drafter], draft: PartitionedModel, window: DraftWindow, fan_out: FanOut
-) -> int:
-    """Bytes of the drafter's KV."""
-    branches = branches_of(options, fan_out)
-    of_branches = branches.count * kind.bytes_per_branch(draft, window, branches.tokens)
-    return options.max_num_seqs * kind.bytes_per_seat(draft, window) + of_branches
 
 
 def _free_on(device: torch.device) -> int:

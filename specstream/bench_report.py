@@ -14,8 +14,8 @@ from rich.table import Table
 
 from specstream.exposure import exposure
 from specstream.options import format_size
-from specstream.plan import Lane
 from specstream.planner import Planner
+from specstream.round_plan import Lane
 from specstream.round_spec import RoundSpec
 
 

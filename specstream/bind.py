@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from specstream.plan import Plan, StepOp
 from specstream.round_graph import RoundGraph, TaskKind
+from specstream.round_plan import Plan, StepOp
 
 
 def bind(plan: Plan, round_graph: RoundGraph) -> Plan:

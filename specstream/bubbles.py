@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from specstream.plan import Lane
+from specstream.round_plan import Lane
 from specstream.timeline import Span, Timeline, Why
 
 

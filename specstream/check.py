@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from specstream.errors import InvalidPlan
-from specstream.plan import Lane, Plan, StepOp, lane_of
 from specstream.round_graph import IN_PLACE, Content, Region, Task, TaskKind
+from specstream.round_plan import Lane, Plan, StepOp, lane_of
 
 NUMBER = {lane: number for number, lane in enumerate(Lane)}
 Clock = list[int]

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
+from specstream import block_window
 from specstream.attention import Attention, Rows
 from specstream.attention_choice import KernelChoice
 from specstream.batch import FlatRows, RoundBatch, SeatRows
-from specstream.draft import FEED_TOKENS, NO_BRANCHES, Branches, Drafter, DraftWindow
+from specstream.block_window import BlockWindow, blocks_of_branch
+from specstream.draft import NO_BRANCHES, Branches, Drafter, DraftWindow
 from specstream.graph import PartitionedModel
 from specstream.kernel_attention import KernelAttention
 from specstream.kv import ChunkLayout, DeviceStore, SequenceKV
@@ -19,40 +21,6 @@ from specstream.prompt_attention import PromptAttention
 from specstream.recurring import Recurring
 from specstream.round_spec import SeatSpec
 from specstream.round_tables import TableSizes
-
-BLOCK_TOKENS = 64
-
-
-@dataclass(frozen=True)
-class BlockWindow:
-    """A window in whole blocks: sinks stay, later blocks are used in turn, the oldest dropped first."""
-
-    sink_blocks: int
-    ring_blocks: int
-    window: int
-    """Tokens; the latest that must be there."""
-
-    @classmethod
-    def of(cls, window: DraftWindow) -> BlockWindow:
-        whole = -(-window.capacity // BLOCK_TOKENS)
-        if window.window is None:
-            return cls(whole, 0, window.capacity)
-        sinks = -(-window.sink // BLOCK_TOKENS)
-        ring = -(-(window.window + FEED_TOKENS) // BLOCK_TOKENS) + 1
-        return cls(sinks, ring, window.window) if sinks + ring < whole else cls(whole, 0, window.capacity)
-
-    @property
-    def blocks(self) -> int:
-        return self.sink_blocks + self.ring_blocks
-
-    def seat(self, seat: int, length: int, rows: int, since: int = 0) -> SeatSpec:
-        """Where a request's KV is while `rows` more tokens are computed; blocks that are dropped count as streamed.
-
-        So do those from the sinks to token `since`, which are not computed.
-        """
-        dropped = max(0, max(length - self.window, since) // BLOCK_TOKENS - self.sink_blocks)
-        first, last = length // BLOCK_TOKENS, (length + rows - 1) // BLOCK_TOKENS
-        return SeatSpec(seat, self.sink_blocks, max(1, self.ring_blocks), dropped, 0, first, last + 1 - first)
 
 
 class CudaDrafter(Drafter):
@@ -68,8 +36,8 @@ class CudaDrafter(Drafter):
     ) -> None:
         super().__init__(model, window, vocab_size, max_seats, branches)
         self.blocks = BlockWindow.of(window)
-        layout = ChunkLayout.of(model.spec, BLOCK_TOKENS)
-        num_blocks = self.blocks.blocks * max_seats + branches.count * _blocks_of_branch(branches.tokens)
+        layout = ChunkLayout.of(model.spec, block_window.BLOCK_TOKENS)
+        num_blocks = self.blocks.blocks_for(max_seats, branches)
         self.store = DeviceStore(layout, num_blocks, 1, 1, model.spec.device)
         for_prompts = PromptAttention(self.store, num_heads=model.spec.attentions[0].num_heads)
         self.choice = KernelChoice(self.store, model.spec, self.blocks.blocks, for_prompts)
@@ -78,26 +46,17 @@ class CudaDrafter(Drafter):
         """Of branches: the blocks that are their own, by place; the others are the request's."""
         self._steps: dict[TableSizes, Recurring[Tensor]] = {}
 
-    @staticmethod
-    def bytes_per_seat(model: PartitionedModel, window: DraftWindow) -> int:
-        layout = ChunkLayout.of(model.spec, BLOCK_TOKENS)
-        return BlockWindow.of(window).blocks * layout.chunk_bytes
-
-    @classmethod
-    def bytes_per_branch(cls, model: PartitionedModel, window: DraftWindow, tokens: int) -> int:
-        return _blocks_of_branch(tokens) * ChunkLayout.of(model.spec, BLOCK_TOKENS).chunk_bytes
-
     def _copy_kv(self, seat: int, other: int) -> None:
         """Shares the blocks but for those that the branch may write; copies what it may read of these before."""
         place, length = self._place(seat), self._seats[other].length
         spec, sinks = self.blocks.seat(other, length, 1), self.blocks.sink_blocks
-        first, most = spec.open, -(-self.window.capacity // BLOCK_TOKENS)
+        first, most = spec.open, -(-self.window.capacity // block_window.BLOCK_TOKENS)
         blocks, own = list(place.blocks), {}
-        for chunk in range(first, min(most, first + _blocks_of_branch(self.branches.tokens))):
+        for chunk in range(first, min(most, first + blocks_of_branch(self.branches.tokens))):
             at, before = spec.device_slot(chunk), chunk - spec.tail_slots  # whose place it takes, behind the sinks
             (own[at],) = self.store.take(1)
-            begun = chunk == first and length % BLOCK_TOKENS
-            if begun or (before >= sinks <= at and (before + 1) * BLOCK_TOKENS > length - self.blocks.window):
+            begun, end = chunk == first and length % block_window.BLOCK_TOKENS, (before + 1) * block_window.BLOCK_TOKENS
+            if begun or (before >= sinks <= at and end > length - self.blocks.window):
                 self.store.blocks[:, own[at]] = self.store.blocks[:, blocks[at]]
             blocks[at] = own[at]
         self._forked[other] = own
@@ -111,11 +70,11 @@ class CudaDrafter(Drafter):
 
     @property
     def _sink_tokens(self) -> int:
-        return self.blocks.sink_blocks * BLOCK_TOKENS
+        return self.blocks.sink_blocks * block_window.BLOCK_TOKENS
 
     @property
     def _block_tokens(self) -> int:
-        return BLOCK_TOKENS
+        return block_window.BLOCK_TOKENS
 
     def free(self, seat: int) -> None:
         super().free(seat)
@@ -201,11 +160,6 @@ class CudaDrafter(Drafter):
                 attention.local(index, values[site.query], site.spec, rows)
                 values[site.out] = attention.merge(values.pop(site.query), site.spec, rows)
         return values[self.model.output]
-
-
-def _blocks_of_branch(tokens: int) -> int:
-    """Blocks that so many tokens fall into, wherever they begin."""
-    return 1 + -(-tokens // BLOCK_TOKENS)
 
 
 def _ignore(_: object) -> None: ...

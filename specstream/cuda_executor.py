@@ -28,9 +28,9 @@ from specstream.device_copy import Transfer, latest_node
 from specstream.graph import PartitionedModel
 from specstream.kv import DeviceStore, SequenceKV
 from specstream.load_kernels import ROWS_OF_A_PROMPT, load_kernels, seat_counts
-from specstream.plan import Lane, Plan, StepOp
 from specstream.prompt_attention import PromptAttention
 from specstream.round_graph import Task, TaskKind
+from specstream.round_plan import Lane, Plan, StepOp
 from specstream.round_spec import ChunkRun, RoundSpec
 from specstream.round_tables import TableSizes
 from specstream.streams import CurrentStream, new_event, new_gate, new_stream, record

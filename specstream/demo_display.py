@@ -16,7 +16,7 @@ from specstream.options import format_size
 if TYPE_CHECKING:
     from specstream.demo import Answer
     from specstream.memory import MemoryPlan
-    from specstream.plan import Plan
+    from specstream.round_plan import Plan
 
 
 class Display:

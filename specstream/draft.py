@@ -143,15 +143,6 @@ class Drafter:
         self._kv: dict[int, Tensor] = {}
         """By seat, [layers, 2, kv_heads, storage, head_dim]."""
 
-    @staticmethod
-    def bytes_per_seat(model: PartitionedModel, window: DraftWindow) -> int:
-        return window.storage * model.spec.num_layers * model.spec.kv_bytes_per_token_layer
-
-    @classmethod
-    def bytes_per_branch(cls, model: PartitionedModel, window: DraftWindow, tokens: int) -> int:
-        """Of a copy of a request that goes on for so many tokens."""
-        return cls.bytes_per_seat(model, window)
-
     def most_length(self, limit: int) -> int:
         """Length at which nothing more is proposed for a request of up to `limit` tokens.
 

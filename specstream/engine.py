@@ -28,10 +28,10 @@ from specstream.metrics import Counters, Metrics
 from specstream.next_round import LastRound, NextRound
 from specstream.options import Options
 from specstream.outputs import RequestOutput, StepOutput, request_output
-from specstream.plan import Plan
 from specstream.planner import Planner
 from specstream.request import RequestFactory
 from specstream.round_batch import round_batch
+from specstream.round_plan import Plan
 from specstream.round_spec import RoundSpec
 from specstream.scheduler import RequestRows, Scheduler
 from specstream.sequence import FinishReason, Sequence

@@ -15,8 +15,8 @@ from specstream.chunk_views import offload_copies
 from specstream.graph import PartitionedModel
 from specstream.kv import DeviceStore
 from specstream.lanes import Event, Work, WorkerLane
-from specstream.plan import Lane, Plan, StepOp
 from specstream.round_graph import Task, TaskKind
+from specstream.round_plan import Lane, Plan, StepOp
 from specstream.round_spec import ChunkRun, RoundSpec, SeatSpec
 from specstream.target_tasks import run_target_task
 

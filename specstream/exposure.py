@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from specstream.plan import Lane, Plan, lane_of
 from specstream.round_graph import Task, TaskKind
+from specstream.round_plan import Lane, Plan, lane_of
 from specstream.steady import steady_round
 from specstream.timeline import Timeline, Times
 

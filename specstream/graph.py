@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
+from typing import Protocol
 
 import torch
 from torch import Tensor, fx
@@ -142,6 +143,45 @@ class AttentionSite:
     """[1, num_kv_heads, N, head_dim]"""
     out: str
     """[1, num_heads, N, head_dim], in the model's dtype"""
+
+
+class PlannablePiece(Protocol):
+    """What planning needs of a piece."""
+
+    @property
+    def inputs(self) -> tuple[str, ...]: ...
+
+    @property
+    def outputs(self) -> tuple[str, ...]: ...
+
+    @property
+    def read_bytes(self) -> int: ...
+
+
+class PlannableModel(Protocol):
+    """What planning needs of a model: neither weights nor code."""
+
+    @property
+    def pieces(self) -> Sequence[PlannablePiece]: ...
+
+    @property
+    def sites(self) -> tuple[AttentionSite, ...]: ...
+
+    @property
+    def output(self) -> str: ...
+
+    @property
+    def spec(self) -> ModelSpec: ...
+
+    @property
+    def weight_bytes(self) -> int: ...
+
+    @property
+    def read_bytes(self) -> int: ...
+
+    def to_text(self) -> str: ...
+
+    def op_counts(self) -> Counter[str]: ...
 
 
 @dataclass(frozen=True)

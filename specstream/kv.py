@@ -84,6 +84,8 @@ class HostStore:
     debug: bool = False
     pinned_for: torch.device | None = None
     """The device that copies from and to it."""
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    """Where it is: the CPU, or nowhere (meta) for what only plans."""
     extents: list[Extent] = field(default_factory=list)
     _pinning: Pinning | None = None
     """The next extent, on its way."""
@@ -131,7 +133,7 @@ class HostStore:
     def _allocate(self) -> Tensor:
         with torch.inference_mode(False):  # other threads write to it, in no such mode
             if self.pinned_for is None:
-                return torch.empty(self._shape, dtype=self.layout.dtype)
+                return torch.empty(self._shape, dtype=self.layout.dtype, device=self.device)
             self.prepare()
             assert self._pinning is not None
             try:

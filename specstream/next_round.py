@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from specstream.memory import MemoryPlan
 from specstream.options import Options
-from specstream.plan import Plan
 from specstream.planner import Planner
+from specstream.round_plan import Plan
 from specstream.round_spec import ChunkRun, RoundSpec, SeatSpec
 from specstream.scheduler import RequestRows, Scheduler
 from specstream.sequence import Sequence

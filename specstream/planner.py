@@ -9,13 +9,13 @@ from specstream.bind import bind
 from specstream.cost import DeviceProfile
 from specstream.errors import InvalidPlan
 from specstream.exposure import exposure
-from specstream.graph import PartitionedModel
+from specstream.graph import PlannableModel
 from specstream.passes.assign_lanes import AssignLanes
 from specstream.passes.estimate_costs import EstimateCosts
 from specstream.passes.expand_fetches import ExpandFetches
 from specstream.passes.place_draft import PlaceDraft
 from specstream.pipeline import Pass, PassRunner
-from specstream.plan import Lane, Plan
+from specstream.round_plan import Lane, Plan
 from specstream.round_spec import RoundSpec
 from specstream.round_work import NO_DRAFT, DraftWork
 
@@ -41,7 +41,7 @@ class Planner:
     A round may start before its plan is proven; nothing that it computes may be committed before.
     """
 
-    model: PartitionedModel
+    model: PlannableModel
     profile: DeviceProfile
     draft: DraftWork = NO_DRAFT
     """One draft step."""

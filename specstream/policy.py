@@ -41,15 +41,25 @@ def choose_drafting(options: Options, planned: Planned) -> Policy:
 def verified_us(options: Options, planned: Planned) -> float:
     """How long verifying all requests once is predicted to take, by a policy that is settled."""
     memory, planner = planned(options)
+    return turns(options) * period_us(planner, usual_round(options, memory))
+
+
+def turns(options: Options) -> int:
+    """Rounds in which every request verifies once."""
+    return 2 if options.drafting == "cohorts" else 1
+
+
+def usual_round(options: Options, memory: MemoryPlan) -> RoundSpec:
+    """The round of as many requests of `max_model_len` as there can be, by a policy that is settled: with cohorts that
+    of one of them, with lookahead as if all that comes were foreseen."""
     round_of_all = longest_round(memory, options.max_num_seqs, options.most_candidates)
-    if options.drafting == "lookahead":  # as if all that comes were foreseen
-        return period_us(planner, replace(round_of_all, drafts_beside=True))
+    if options.drafting == "lookahead":
+        return replace(round_of_all, drafts_beside=True)
     if options.drafting != "cohorts":
-        return period_us(planner, round_of_all)
+        return round_of_all
     half = round_of_all.seats[: (options.max_num_seqs + 1) // 2]
     others = tuple(replace(seat.on_host, seat=seat.seat + len(half)) for seat in half)
-    turn = replace(memory.round_of(half, options.most_candidates), drafts_beside=True, next_runs=others).warm()
-    return 2 * period_us(planner, turn)
+    return replace(memory.round_of(half, options.most_candidates), drafts_beside=True, next_runs=others).warm()
 
 
 def longest_round(memory: MemoryPlan, requests: int, depth: int) -> RoundSpec:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from specstream.errors import InvalidPlan
-from specstream.plan import Lane, Plan, StepOp
+from specstream.round_plan import Lane, Plan, StepOp
 from specstream.timeline import Left, Span, Timeline, Why
 
 

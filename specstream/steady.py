@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
-from specstream.plan import Plan
+from specstream.round_plan import Plan
 from specstream.simulate import run_round
 from specstream.timeline import Left, Timeline
 

@@ -8,7 +8,7 @@ from enum import Enum
 from functools import cached_property
 from typing import NamedTuple
 
-from specstream.plan import Lane
+from specstream.round_plan import Lane
 
 
 class Why(str, Enum):

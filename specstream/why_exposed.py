@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum
 
 from specstream.exposure import Exposure
-from specstream.plan import Lane, Plan
+from specstream.round_plan import Lane, Plan
 
 WORTH_SAYING = 0.01
 """Part of a round that drafting has to cost."""

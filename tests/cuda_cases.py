@@ -16,8 +16,8 @@ from specstream.device_copy import Transfer
 from specstream.engine import Engine
 from specstream.graph import Piece
 from specstream.kernel_attention import KernelAttention
-from specstream.plan import Lane
 from specstream.prompt_attention import PromptAttention
+from specstream.round_plan import Lane
 from tests.architectures import build
 from tests.helpers import Request, check_free, make_engine, prompt, reference
 

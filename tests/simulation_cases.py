@@ -10,8 +10,8 @@ from dataclasses import replace
 from hypothesis import strategies as st
 
 from specstream.passes.assign_lanes import AssignLanes
-from specstream.plan import Lane, Plan, Step, StepOp
 from specstream.round_graph import Region, RoundGraph, Task, TaskKind
+from specstream.round_plan import Lane, Plan, Step, StepOp
 from tests.toy import make_plan, round_spec, seat
 
 KINDS = (TaskKind.PIECE, TaskKind.FETCH, TaskKind.OFFLOAD, TaskKind.DRAFT)

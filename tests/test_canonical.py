@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specstream.batch import RoundBatch
-from specstream.plan import Plan
 from specstream.planner import Planner
 from specstream.profiles import CPU_PROFILE
+from specstream.round_plan import Plan
 from specstream.round_spec import RoundSpec, SeatSpec
 from tests.helpers import new_engine, prompt
 from tests.toy import make_plan, round_spec, seat, toy_model

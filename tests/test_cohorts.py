@@ -16,7 +16,7 @@ from specstream.cohorts import balance, next_turn
 from specstream.engine import Engine
 from specstream.errors import InvalidOption, InvalidPlan
 from specstream.kv import SequenceKV
-from specstream.plan import Lane, Plan, StepOp
+from specstream.round_plan import Lane, Plan, StepOp
 from specstream.round_spec import ChunkRun, RoundSpec
 from specstream.sequence import Sequence
 from tests.helpers import Request, best, check_free, new_engine, prompt, serve, step_to_end

@@ -11,7 +11,7 @@ from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogit
 
 pytest.importorskip("triton")
 
-from specstream import cuda_draft
+from specstream import block_window
 from specstream.batch import FlatRows, RoundBatch, SeatRows
 from specstream.cuda_draft import CudaDrafter
 from specstream.device_accept import SeatTables
@@ -30,8 +30,8 @@ pytestmark = pytest.mark.interpreter
 @pytest.mark.parametrize("rows_of_seat", [1, 2])
 def test_rows_are_placed_as_on_the_host(rows_of_seat: Literal[1, 2], monkeypatch: pytest.MonkeyPatch) -> None:
     """For any length, with few and with all blocks: what is left out was dropped, and the ring comes round."""
-    monkeypatch.setattr(cuda_draft, "BLOCK_TOKENS", 8)
-    monkeypatch.setattr(cuda_draft, "FEED_TOKENS", 8)
+    monkeypatch.setattr(block_window, "BLOCK_TOKENS", 8)
+    monkeypatch.setattr(block_window, "FEED_TOKENS", 8)
     for window in (None, 5, 11):
         drafter = CudaDrafter(captured(model("qwen3", torch.float32, layers=1)), DraftWindow(96, window, 4), 96, 2)
         tables = SeatTables(2, 3, torch.device("cpu"))

@@ -17,7 +17,7 @@ from transformers import (
 
 pytest.importorskip("triton")
 
-from specstream import api, cuda_draft, draft, speculator
+from specstream import block_window, draft, planning, speculator
 from specstream.cuda_draft import CudaDrafter
 from specstream.depth import Depths
 from specstream.device_accept import SeatTables
@@ -48,8 +48,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiling, "MAX_SPLITS", 1)
     monkeypatch.setattr(accept_module, "TILE", 128)
     monkeypatch.setattr(process_module, "TILE", 128)
-    monkeypatch.setattr(cuda_draft, "BLOCK_TOKENS", 8)
-    for module in (cuda_draft, draft):
+    monkeypatch.setattr(block_window, "BLOCK_TOKENS", 8)
+    for module in (block_window, draft):
         monkeypatch.setattr(module, "FEED_TOKENS", 8)
 
 
@@ -112,7 +112,7 @@ def near() -> torch.nn.Module:
 
 @pytest.mark.parametrize("drafting", ["sequential", "cohorts", "lookahead"])
 def test_what_was_loaded_before_changes_nothing(drafting: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api, "SECOND_MODEL", FanOut(4, SECOND_MODEL.rank_shares))
+    monkeypatch.setattr(planning, "SECOND_MODEL", FanOut(4, SECOND_MODEL.rank_shares))
     options: dict[str, Any] = {"drafting": drafting, "num_speculative_tokens": 2}
     engine = engine_of(tiny(), near(), kernels=True, **options)
     rounds = engine._speculator.kernels
@@ -167,7 +167,7 @@ def test_cohorts(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("method", ["greedy", "standard", "coupled"])
 def test_lookahead(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a verification may come to is drafted for by the kernels, and again if it came to something else."""
-    monkeypatch.setattr(api, "SECOND_MODEL", FanOut(4, SECOND_MODEL.rank_shares))
+    monkeypatch.setattr(planning, "SECOND_MODEL", FanOut(4, SECOND_MODEL.rank_shares))
     foreseen, drafted_now = list[bool](), list[bool]()
     resolve, draft_now = Lookahead.resolve, DeviceRounds.draft_now
 
@@ -197,7 +197,7 @@ def test_lookahead(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_branches_share_blocks(window: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Texts that cross blocks of 8 tokens: what is drafted ahead is what would be drafted after acceptance."""
     options: dict[str, Any] = {"num_speculative_tokens": 9, "draft_window": window, "max_num_seqs": 1}
-    monkeypatch.setattr(api, "SECOND_MODEL", FanOut(4, SECOND_MODEL.rank_shares))
+    monkeypatch.setattr(planning, "SECOND_MODEL", FanOut(4, SECOND_MODEL.rank_shares))
     ahead, after = (
         texts(engine_of(tiny(), near(), kernels=True, drafting=drafting, **options), PROMPTS[:1], max_new_tokens=20)
         for drafting in ("lookahead", "sequential")

@@ -27,11 +27,11 @@ def drafter_of(kind: str, monkeypatch: pytest.MonkeyPatch, layers: int = 1) -> t
         made = Drafter(graph, WINDOW, graph.spec.vocab_size, 2)
     else:
         pytest.importorskip("triton")
-        from specstream import cuda_draft
+        from specstream import block_window, cuda_draft
         from specstream.kernels import tiling
 
-        monkeypatch.setattr(cuda_draft, "BLOCK_TOKENS", 8)
-        monkeypatch.setattr(cuda_draft, "FEED_TOKENS", 24)
+        monkeypatch.setattr(block_window, "BLOCK_TOKENS", 8)
+        monkeypatch.setattr(block_window, "FEED_TOKENS", 24)
         monkeypatch.setattr(tiling, "MAX_SPLITS", 1)
         made = cuda_draft.CudaDrafter(graph, WINDOW, graph.spec.vocab_size, 2)
     computed: list[int] = []

@@ -105,12 +105,12 @@ def test_the_drafter_of_a_device_proposes_what_the_cpus_does(
     window: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ragged catch-up, rejected candidates, and a window in whole blocks; without graphs, which need a device."""
-    from specstream import cuda_draft
+    from specstream import block_window, cuda_draft
     from specstream.draft import Drafter, DraftWindow
     from tests.helpers import captured
 
-    monkeypatch.setattr(cuda_draft, "BLOCK_TOKENS", 8)
-    monkeypatch.setattr(cuda_draft, "FEED_TOKENS", 8)
+    monkeypatch.setattr(block_window, "BLOCK_TOKENS", 8)
+    monkeypatch.setattr(block_window, "FEED_TOKENS", 8)
     graph = captured(engine_target("qwen3"))
     spans = DraftWindow(64, window, 4)
     host = Drafter(graph, spans, graph.spec.vocab_size, 2)
@@ -138,7 +138,7 @@ def test_the_drafter_of_a_device_proposes_what_the_cpus_does(
 def test_loading_kernels_leaves_the_store_as_it_is() -> None:
     engine, _ = kernel_engine("qwen3", gpu_kv_budget="min", chunk_tokens=16, num_speculative_tokens=3)
     with engine:
-        store, model_ = engine._executor.store, engine._planner.model
+        store, model_ = cpu_executor(engine).store, cpu_executor(engine).model
         store.blocks.fill_(1.5)
         choice = KernelChoice(store, model_.spec, store.num_blocks, LayerAttention(store))
         load_kernels(model_, choice, [(1, 4), (3, 2)])

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from specstream import api
+from specstream import planning
 from specstream.draft import Drafter
 from specstream.engine import Engine
 from specstream.lookahead import SECOND_MODEL, FanOut, Lookahead, likely_outcomes
-from specstream.plan import Lane, StepOp
+from specstream.round_plan import Lane, StepOp
 from specstream.scheduler import RequestRows
 from specstream.speculate import Candidates
 from tests.architectures import build
@@ -29,7 +29,7 @@ SHARES = FEW.rank_shares
 
 @pytest.fixture(autouse=True)
 def few_branches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api, "SECOND_MODEL", FEW)
+    monkeypatch.setattr(planning, "SECOND_MODEL", FEW)
 
 
 @cache

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from specstream.batch import RoundBatch
 from specstream.engine import Engine
 from specstream.errors import InvalidPlan
-from specstream.plan import Plan
+from specstream.round_plan import Plan
 from specstream.round_spec import RoundSpec, SeatSpec
 from tests.helpers import Request, best, check_free, new_engine, prompt, reference, serve, step_to_end
 from tests.helpers import model as tiny

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specstream.errors import InvalidPlan
-from specstream.plan import Lane, Plan, Step, StepOp
 from specstream.round_graph import Task, TaskKind
+from specstream.round_plan import Lane, Plan, Step, StepOp
 from specstream.round_spec import SeatSpec
 from tests.toy import make_plan, round_spec, seat
 

@@ -9,7 +9,7 @@ from hypothesis import given
 
 from specstream.bubbles import bubbles
 from specstream.exposure import exposure
-from specstream.plan import Lane, Plan
+from specstream.round_plan import Lane, Plan
 from specstream.steady import steady_round
 from specstream.traces.planned import planned_round
 from specstream.traces.records import PlannedRound

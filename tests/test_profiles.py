@@ -18,10 +18,10 @@ from specstream.graph import AttentionSpec, ModelSpec, PartitionedModel, Piece
 from specstream.idle import idle_bytes
 from specstream.memory import Fill, longer_ring
 from specstream.options import Options
-from specstream.plan import Lane, lane_of
 from specstream.planner import Planner
 from specstream.profiles import CPU_PROFILE, H200, PROFILES, cuda_profile, find_profile, named_profile
 from specstream.round_graph import Task, TaskKind
+from specstream.round_plan import Lane, lane_of
 from specstream.round_spec import ChunkRun, RoundSpec, SeatSpec
 from specstream.round_work import DraftWork
 from specstream.simulate import simulate

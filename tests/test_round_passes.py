@@ -14,10 +14,10 @@ from specstream.passes.estimate_costs import EstimateCosts
 from specstream.passes.expand_fetches import ExpandFetches
 from specstream.passes.place_draft import PlaceDraft
 from specstream.pipeline import PassRunner
-from specstream.plan import Lane, StepOp
 from specstream.planner import Planner, round_passes
 from specstream.profiles import CPU_PROFILE
 from specstream.round_graph import Region, RoundGraph, Task, TaskKind
+from specstream.round_plan import Lane, StepOp
 from specstream.round_spec import RoundSpec, SeatSpec
 from specstream.round_work import NO_DRAFT
 from tests.toy import make_plan, round_spec, seat, toy_model

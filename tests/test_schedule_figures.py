@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from specstream.bubbles import BusyRun, bubbles
 from specstream.critical_path import critical_path
 from specstream.exposure import exposure, without_cost
-from specstream.plan import Lane, Plan
 from specstream.round_graph import TaskKind
+from specstream.round_plan import Lane, Plan
 from specstream.simulate import simulate
 from specstream.steady import steady_round
 from specstream.timeline import Why

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specstream.errors import InvalidPlan
-from specstream.plan import Lane, Plan, StepOp
+from specstream.round_plan import Lane, Plan, StepOp
 from specstream.simulate import run_round, simulate
 from specstream.steady import MOST_ROUNDS, steady_round
 from specstream.timeline import Timeline

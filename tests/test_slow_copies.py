@@ -15,7 +15,7 @@ from specstream.batch import RoundBatch
 from specstream.check import check_rounds
 from specstream.engine import Engine
 from specstream.errors import InvalidDistribution, InvalidPlan
-from specstream.plan import Lane, Plan, StepOp
+from specstream.round_plan import Lane, Plan, StepOp
 from specstream.round_spec import RoundSpec
 from tests.copies import NEW_TOKENS, Copies, assert_exact
 from tests.helpers import Request, make_engine, model, prompt, reference, serve

@@ -18,7 +18,7 @@ from specstream.engine import Engine
 from specstream.errors import EngineBusy, EngineClosed, InvalidOption, SpecStreamWarning
 from specstream.executor import CpuExecutor
 from specstream.metrics import Metrics
-from specstream.plan import Lane
+from specstream.round_plan import Lane
 from specstream.traces.records import RecordedRound, RoundSummary
 from specstream.traces.run_writer import RunWriter
 from specstream.traces.validate import validate

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from specstream.exposure import exposure
-from specstream.plan import Lane, Plan
 from specstream.planner import Planner
 from specstream.profiles import H200
+from specstream.round_plan import Lane, Plan
 from specstream.round_spec import ChunkRun, RoundSpec, SeatSpec
 from specstream.round_work import DraftWork
 from specstream.why_exposed import WhyNoBubble, why_exposed

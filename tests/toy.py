@@ -7,9 +7,9 @@ from torch import fx, nn
 
 from specstream.graph import AttentionSite, AttentionSpec, ModelSpec, PartitionedModel, Piece
 from specstream.pipeline import PassRunner
-from specstream.plan import Plan
 from specstream.planner import round_passes
 from specstream.profiles import CPU_PROFILE
+from specstream.round_plan import Plan
 from specstream.round_spec import RoundSpec, SeatSpec
 from specstream.round_work import NO_DRAFT
 

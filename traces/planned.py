@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from specstream.bubbles import bubbles
 from specstream.exposure import exposure
-from specstream.plan import Lane, Plan
 from specstream.round_graph import Task
+from specstream.round_plan import Lane, Plan
 from specstream.timeline import Span
 from specstream.traces.records import PlannedBubble, PlannedRound, PlannedTask
 from specstream.why_exposed import why_exposed

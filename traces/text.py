@@ -8,8 +8,8 @@ from specstream.bubbles import bubbles
 from specstream.critical_path import critical_path
 from specstream.exposure import exposure
 from specstream.options import format_size
-from specstream.plan import Lane, Plan
 from specstream.round_graph import TaskKind
+from specstream.round_plan import Lane, Plan
 from specstream.timeline import Timeline
 from specstream.why_exposed import why_exposed
 

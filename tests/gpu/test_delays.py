@@ -16,7 +16,7 @@ from specstream.chunk_views import chunk_views
 from specstream.engine import Engine
 from specstream.errors import InvalidDistribution
 from specstream.kv import SequenceKV
-from specstream.plan import Lane
+from specstream.round_plan import Lane
 from specstream.round_spec import PROMPT_SLOTS
 from tests.cuda_cases import (
     DTYPES,

@@ -1,0 +1,1 @@
+../../specstream/block_window.py

@@ -1,1 +1,0 @@
-../../specstream/plan.py

@@ -1,0 +1,1 @@
+../../specstream/round_plan.py

@@ -1,0 +1,67 @@
+"""Models without their weights: made of a configuration on the meta device, where nothing takes memory."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+
+from specstream.errors import InvalidOption
+from specstream.models.internlm2 import internlm2_config, is_internlm2
+from specstream.models.presets import PRESETS, dummy_model, preset_config
+
+CONFIG = "config.json"
+
+
+def unloaded_model(
+    role: str, source: str | os.PathLike[str], max_model_len: int, dtype: torch.dtype | None
+) -> tuple[nn.Module, str, str]:
+    """A model of the shapes that a preset or a configuration says.
+
+    Args:
+        role: what it is asked for as, "target" or "draft", for messages.
+        source: the name of a preset, the directory of a checkpoint, or a config.json.
+        max_model_len: tokens that a preset's rotary embedding is to reach; a configuration's stays as it is.
+        dtype: of the weights; None: of a preset bfloat16, else what the configuration states, or float32.
+
+    Returns:
+        The model, its name, and what was done to a preset's rotary embedding ("" for nothing).
+
+    Raises:
+        InvalidOption: it is neither, or no configuration of a causal language model.
+    """
+    name = os.fspath(source)
+    if name in PRESETS:
+        config, note = preset_config(name, max_model_len)
+        return dummy_model(config, dtype or torch.bfloat16, "meta"), name, note
+    path = Path(name).expanduser()
+    file = path / CONFIG if path.is_dir() else path
+    allowed = f"{', '.join(PRESETS)}, a directory with a {CONFIG}, or such a file"
+    if not file.is_file():
+        raise InvalidOption(role, name, allowed, "Weights are not needed, and nothing is downloaded.")
+    try:
+        config = _config(file)
+        with torch.device("meta"):
+            model: nn.Module = AutoModelForCausalLM.from_config(config, dtype=dtype or _stated(config))
+    except InvalidOption:
+        raise
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError) as error:
+        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), "")[:160]
+        raise InvalidOption(role, name, allowed, f"{file} gave {type(error).__name__}: {reason}") from error
+    return model.eval(), file.resolve().parent.name, ""
+
+
+def _config(file: Path) -> PretrainedConfig:
+    if file.name == CONFIG and is_internlm2(file.parent):
+        return internlm2_config(file.parent)
+    config: PretrainedConfig = AutoConfig.from_pretrained(file, trust_remote_code=False)
+    return config
+
+
+def _stated(config: Any) -> torch.dtype:
+    dtype = config.get_text_config().dtype
+    return dtype if isinstance(dtype, torch.dtype) else torch.float32

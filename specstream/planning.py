@@ -1,0 +1,111 @@
+"""What an engine decides before it allocates anything: its options, its memory, its rounds.
+
+An engine plans its own models by this, and `specstream.plan` models that nobody has loaded, for a device that is not
+there: so that what is predicted is what an engine would do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from specstream.block_window import BLOCK_TOKENS, BlockWindow
+from specstream.cost import DeviceProfile
+from specstream.depth import choose_depth
+from specstream.draft import DraftWindow
+from specstream.graph import ModelSpec, PlannableModel
+from specstream.idle import idle_bytes
+from specstream.kv import ChunkLayout
+from specstream.lookahead import ITSELF, SECOND_MODEL, FanOut, branches_of
+from specstream.memory import MemoryPlan, plan_memory, resolve_max_model_len
+from specstream.options import Options
+from specstream.planner import Planner
+from specstream.policy import choose_drafting
+from specstream.round_work import NO_DRAFT, DraftWork
+
+
+@dataclass(frozen=True)
+class Planning:
+    """Two models, a device, and how much memory is free."""
+
+    target: PlannableModel
+    draft: PlannableModel | None
+    """The target itself if it drafts for itself."""
+    profile: DeviceProfile
+    free_device: int | None
+    """Bytes, weights loaded, of a device with memory of its own; None where the device is the host."""
+    free_host: int | None = None
+    """Bytes; None: what the system says."""
+
+    @property
+    def fan_out(self) -> FanOut:
+        return ITSELF if self.draft is self.target else SECOND_MODEL
+
+    @property
+    def draft_work(self) -> DraftWork:
+        """One draft step."""
+        if self.draft is None:
+            return NO_DRAFT
+        return DraftWork(self.draft.read_bytes, self.draft.spec.num_layers, self.draft.spec.dtype.itemsize)
+
+    @property
+    def draft_weights(self) -> int:
+        """Bytes beside the target's."""
+        return 0 if self.draft is None or self.draft is self.target else self.draft.weight_bytes
+
+    def window(self, options: Options) -> DraftWindow:
+        longest = resolve_max_model_len(options, self.target.spec)
+        return DraftWindow(longest, options.draft_window, options.draft_sink)
+
+    def draft_kv(self, options: Options) -> int:
+        """Bytes of the drafter's KV."""
+        if self.draft is None:
+            return 0
+        window, own_device = self.window(options), self.free_device is not None
+        return draft_kv_bytes(options, self.draft.spec, window, self.fan_out, own_device=own_device)
+
+    def planned(self, options: Options) -> tuple[MemoryPlan, Planner]:
+        """The memory plan and the planner of rounds, for options whose policy and number of candidates are settled.
+
+        Raises:
+            OutOfBudget: memory that does not suffice.
+        """
+        memory = self.memory(options)
+        return memory, Planner(self.target, self.profile, self.draft_work, options.most_candidates + 1)
+
+    def memory(self, options: Options) -> MemoryPlan:
+        """As `planned`."""
+        return plan_memory(
+            options,
+            self.target.spec,
+            weights=self.target.weight_bytes,
+            draft_weights=self.draft_weights,
+            draft_kv=self.draft_kv(options),
+            free_host=self.free_host,
+            free_device=self.free_device,
+            idle_bytes=idle_bytes(options, self.profile, self.draft_work),
+        )
+
+    def settled(self, options: Options) -> Options:
+        """The options with a policy and a number of candidates in place of "auto".
+
+        Raises:
+            OutOfBudget: memory that does not suffice.
+        """
+        if options.num_speculative_tokens == "auto":
+            depth = 1 if self.draft is None else choose_depth(options, self.planned)
+            options = replace(options, num_speculative_tokens=depth)
+        if options.drafting == "auto" and self.draft is not None:
+            options = replace(options, drafting=choose_drafting(options, self.planned))
+        return options
+
+
+def draft_kv_bytes(
+    options: Options, draft: ModelSpec, window: DraftWindow, fan_out: FanOut, *, own_device: bool
+) -> int:
+    """Bytes that a drafter's KV takes: of each request and, with lookahead, each branch."""
+    branches = branches_of(options, fan_out)
+    if own_device:
+        blocks = BlockWindow.of(window).blocks_for(options.max_num_seqs, branches)
+        return blocks * ChunkLayout.of(draft, BLOCK_TOKENS).chunk_bytes
+    seats = options.max_num_seqs + branches.count
+    return seats * window.storage * draft.num_layers * draft.kv_bytes_per_token_layer
