@@ -19,11 +19,15 @@ if TYPE_CHECKING:
         SpecStreamWarning,
         UnsupportedModel,
     )
+    from specstream.fit import plan
+    from specstream.fit_report import FitReport
     from specstream.options import Options
     from specstream.outputs import RequestOutput, StepOutput
 
 _HOMES = {
     "compile": "api",
+    "plan": "fit",
+    "FitReport": "fit_report",
     "Engine": "engine",
     "RequestOutput": "outputs",
     "StepOutput": "outputs",
@@ -44,6 +48,7 @@ __all__ = [
     "Engine",
     "EngineBusy",
     "EngineClosed",
+    "FitReport",
     "InvalidDistribution",
     "InvalidOption",
     "InvalidPlan",
@@ -56,6 +61,7 @@ __all__ = [
     "StepOutput",
     "UnsupportedModel",
     "compile",
+    "plan",
 ]
 
 

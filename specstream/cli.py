@@ -244,8 +244,10 @@ def make_parser() -> argparse.ArgumentParser:
     add_trace_flag(output)
     add_option_flags(generate)
 
-    from specstream.cli_bench import add_bench  # here, since it needs what this file defines
+    from specstream.cli_bench import add_bench  # here, since they need what this file defines
+    from specstream.cli_plan import add_plan
 
+    add_plan(commands)
     add_bench(commands)
     return parser
 

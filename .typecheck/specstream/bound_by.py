@@ -1,0 +1,1 @@
+../../specstream/bound_by.py

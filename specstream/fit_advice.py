@@ -1,0 +1,68 @@
+"""What to change: single changes that make it fit, and when streaming or drafting is the wrong tool."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from specstream.exposure import Exposure
+from specstream.fit_setup import Setup
+from specstream.memory import MemoryPlan
+from specstream.options import SELF_WINDOW, Options, format_size
+from specstream.policy import period_us, usual_round
+from specstream.round_plan import Plan
+from specstream.why_exposed import why_exposed
+
+LEAST_USEFUL = 256
+"""Tokens: a context that is shorter is no way out."""
+
+
+def ways_out(setup: Setup) -> Iterator[str]:
+    """Single changes that make it fit."""
+    context, batch = setup.max_context(), setup.max_batch()
+    if LEAST_USEFUL <= context < setup.context:
+        yield f"a context of {context} tokens fits"
+    if 0 < batch < setup.batch:
+        yield f"a batch of {batch} fits"
+    if setup.draft is not None and setup.options.draft_window is None:
+        windowed = replace(setup, options=replace(setup.options, draft_window=SELF_WINDOW))
+        if windowed.refusal() is None:
+            yield f"draft_window={SELF_WINDOW} fits"
+        elif setup.draft is not setup.target:
+            alone = replace(setup, draft=None, options=setup.options.without_draft)
+            if alone.refusal() is None:
+                yield "it fits without a draft"
+    if setup.options.most_candidates > 1:
+        fewer = replace(setup, options=replace(setup.options, num_speculative_tokens=1))
+        if fewer.refusal() is None:
+            yield "num_speculative_tokens=1 fits"
+    if setup.options.gpu_kv_budget != "auto":
+        automatic = replace(setup, options=replace(setup.options, gpu_kv_budget="auto"))
+        if automatic.refusal() is None:
+            yield 'gpu_kv_budget="auto" fits'
+    larger = setup.min_gpu()
+    if larger is not None:
+        yield f"it fits on {larger}"
+
+
+def better_ways(memory: MemoryPlan, plan: Plan, drafts: Exposure) -> Iterator[str]:
+    """Where it fits: whether streaming and drafting pay."""
+    if plan.spec.groups and memory.full_kv <= memory.device_kv:  # what fetches it whole needs no ring
+        yield (
+            f"each request ({format_size(memory.full_kv)} of KV) fits on the device alone: fetching it whole and "
+            "rotating requests gives more throughput than streaming all of them in every round"
+        )
+    if plan.spec.draft_steps:
+        reason = why_exposed(plan, drafts)
+        if reason is not None:
+            yield f"drafting takes {drafts.exposed_us / 1e3:.2f} ms of a round: {reason.value}"
+
+
+def useless_draft(setup: Setup, settled: Options, us_per_token: float) -> str | None:
+    """That drafting does not pay, if without it a token of every request is predicted to take no longer."""
+    alone = replace(setup, draft=None, options=settled.without_draft)
+    memory, planner = alone.planning.planned(alone.options)
+    period = period_us(planner, replace(usual_round(alone.options, memory), draft_steps=0))
+    if period > us_per_token:
+        return None
+    return f"without a draft a token takes {period / 1e3:.2f} ms, no longer than with it: drafting does not pay here"

@@ -1,0 +1,212 @@
+"""`specstream.plan`: what it predicts is what an engine's own parts do, and what it finds fits."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import specstream
+from specstream.errors import InvalidOption
+from specstream.fit import plan
+from specstream.fit_models import make_setup
+from specstream.fit_report import FitReport
+from specstream.fit_setup import largest
+from specstream.graph import PartitionedModel
+from specstream.models.tiny import DRAFT, TARGET
+from specstream.planning import Planning
+from specstream.policy import choose_drafting, verified_us
+from specstream.profiles import H200, find_profile
+from tests.helpers import captured, model
+
+PAIR = ("qwen3-8b", "qwen3-0.6b")
+
+
+def long(**changes: Any) -> FitReport:
+    given: dict[str, Any] = {"context": 131_072, "draft_window": 1024, "device": "rtx-4090"}
+    return plan(*PAIR, **given | changes)
+
+
+def test_a_long_context_on_a_small_device_is_bound_by_the_link() -> None:
+    began = time.perf_counter()
+    report = long()
+    assert time.perf_counter() - began < 15  # it takes half a second
+    assert report.fits
+    assert report.prediction is not None
+    assert report.prediction.bound_by == "link"
+    assert report.prediction.exposed_draft_ms == 0
+    assert report.prediction.link_utilization == pytest.approx(1, abs=0.01)
+    assert report.prediction.link_floor_ms == pytest.approx(report.prediction.streamed_bytes / 26e6)
+    expected = 1 + 0.8 + 0.8**2 + 0.8**3 + 0.8**4
+    assert report.prediction.tokens_per_second == pytest.approx((1000 * expected / report.prediction.round_ms,))
+    assert report.memory is not None
+    assert report.memory.capacity == 24 * 10**9
+    assert report.memory.left is not None
+    assert report.memory.left > 0
+    assert report.memory.host == 144 * 1024 * 131_072
+    assert any("YaRN" in note for note in report.notes)
+
+
+def test_it_is_by_what_an_engine_would_plan() -> None:
+    """For a model that is captured, too: the same memory, policy and period."""
+    real: PartitionedModel = captured(model("qwen3"))
+    setup, _ = make_setup(TARGET, DRAFT, 2048, 4, "h200", "200MiB", None, {"gpu_kv_budget": "12MiB"})
+    assert choose_drafting(setup.least_options, setup.planning.planned) in ("sequential", "cohorts")
+    report = plan(TARGET, DRAFT, context=2048, batch=4, device="h200", fit_gpu="200MiB", gpu_kv_budget="12MiB")
+    assert report.prediction is not None
+    period = verified_us(report.options, setup.planning.planned)
+    assert report.prediction.rounds * report.prediction.round_ms == pytest.approx(period / 1e3)
+    planning = Planning(real, None, H200, 1 << 30, 1 << 30)
+    assert planning.settled(replace(report.options, num_speculative_tokens="auto")).num_speculative_tokens == 1
+
+
+def test_a_range_of_acceptance_and_a_number_of_candidates_that_is_chosen() -> None:
+    report = long(acceptance=(0.5, 0.9), num_speculative_tokens="auto")
+    assert report.prediction is not None
+    low, high = report.prediction.tokens_per_second
+    assert low < high
+    assert isinstance(report.options.num_speculative_tokens, int)
+    assert report.figures()["tokens_per_second"] == (low, high)
+
+
+def test_what_does_not_fit_says_which_changes_would_make_it() -> None:
+    report = long(draft_window=None)
+    assert not report.fits
+    assert report.prediction is None
+    assert report.reason is not None
+    assert "max_num_seqs" not in report.reason
+    assert report.memory is not None
+    assert report.memory.left is not None
+    assert report.memory.left < 0
+    assert "draft_window=1024 fits" in report.advice
+    assert "it fits on l40s" in report.advice
+    (shorter,) = (text for text in report.advice if text.startswith("a context of"))
+    context = int(shorter.split()[3])
+    assert long(draft_window=None, context=context).fits
+    assert not long(draft_window=None, context=context + 64).fits
+
+
+def test_fewer_candidates_than_would_be_chosen_may_fit() -> None:
+    options: dict[str, Any] = {"context": 64, "batch": 3, "device": "h200", "chunk_tokens": 1, "gpu_kv_budget": "25KiB"}
+    report = plan("tiny", "tiny", num_speculative_tokens=8, **options)
+    assert not report.fits
+    assert "num_speculative_tokens=1 fits" in report.advice
+    assert plan("tiny", "tiny", num_speculative_tokens=1, **options).fits
+
+
+def test_weights_that_do_not_fit_are_the_reason() -> None:
+    report = long(fit_gpu="12GiB")
+    assert report.reason == "the weights take 16.37 GiB; the device has 12.00 GiB"
+    assert report.advice[-1] == "it fits on rtx-4090"
+
+
+def test_a_request_that_fits_alone_need_not_stream_with_all_others() -> None:
+    report = long(context=16_384, batch=8)
+    assert any("rotating requests gives more throughput" in text for text in report.advice)
+    assert not any("rotating" in text for text in long().advice)
+
+
+def test_a_draft_that_does_not_pay_is_told() -> None:
+    report = long(acceptance=0.0)
+    assert any("drafting does not pay here" in text for text in report.advice)
+    assert not any("does not pay" in text for text in long(acceptance=0.9).advice)
+
+
+@pytest.mark.parametrize(("device", "hidden"), [("h100", True), ("gh200", False)])
+def test_behind_a_fast_link_drafting_is_not_hidden(device: str, hidden: bool) -> None:
+    report = long(context=8192, device=device, gpu_kv_budget="600MiB", staging_slots=8, drafting="sequential")
+    assert report.fits
+    assert any("the target takes longer than the link" in text for text in report.advice) == (not hidden)
+
+
+def test_questions_the_other_way_round() -> None:
+    given: dict[str, Any] = {"device": "rtx-4090", "host_kv_budget": "64GiB"}
+    report = plan(*PAIR, context=16_384, **given, max_context=True, max_batch=True, min_gpu=True)
+    assert report.max_context
+    assert report.max_batch
+    assert report.min_gpu in ("rtx-4090", "rtx-3090")
+    for context, batch, fits in (
+        (report.max_context, 1, True),
+        (report.max_context + 1, 1, False),
+        (16_384, report.max_batch, True),
+        (16_384, report.max_batch + 1, False),
+    ):
+        assert (
+            make_setup(*PAIR, context, batch, "rtx-4090", None, None, {"host_kv_budget": "64GiB"})[0].refusal() is None
+        ) == fits
+
+
+@given(st.integers(0, 100), st.integers(0, 100), st.integers(0, 100))
+def test_bisection_finds_the_limit(least: int, more: int, limit: int) -> None:
+    most = least + more
+    found = largest(least, most, lambda number: number <= limit)
+    assert found == (0 if limit < least else min(limit, most))
+
+
+SETUP = make_setup(*PAIR, 16_384, 1, "h200", "24GiB", None, {})[0]
+
+
+@settings(deadline=None, max_examples=15)
+@given(st.integers(19, 60), st.integers(1, 20), st.integers(1, 12))
+def test_more_memory_or_fewer_requests_never_shorten_the_context(gibibytes: int, more: int, batch: int) -> None:
+    def at(size: int, requests: int) -> int:
+        profile = replace(SETUP.profile, device_memory_bytes=size << 30)
+        return replace(SETUP, profile=profile).at(batch=requests).max_context()
+
+    context = at(gibibytes, batch)
+    assert at(gibibytes + more, batch) >= context
+    assert at(gibibytes, batch + 1) <= context
+
+
+@settings(deadline=None, max_examples=15)
+@given(st.integers(1000, 100_000), st.integers(1, 50_000))
+def test_longer_requests_are_never_more(context: int, more: int) -> None:
+    assert SETUP.at(context=context + more).max_batch() <= SETUP.at(context=context).max_batch()
+
+
+def test_a_preset_reaches_any_context_and_a_checkpoint_its_own() -> None:
+    assert plan(TARGET, None, context=1024, max_context=True).max_context == 32_768
+    with pytest.raises(InvalidOption, match="context: got 40000; allowed: at most 32768"):
+        plan(TARGET, None, context=40_000)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"max_model_len": 64}, "max_model_len: got 64; allowed: none here: it is called context"),
+        ({"context": 2}, "context: got 2"),
+        ({"context": "many"}, "context: got 'many'"),
+        ({"batch": 0}, "batch: got 0"),
+        ({"device": "tpu"}, "device: got 'tpu'; allowed: h200, h100"),
+        ({"acceptance": 1.5}, "acceptance: got 1.5"),
+        ({"acceptance": (0.9, 0.1)}, "acceptance: got"),
+        ({"fit_gpu": "big"}, "fit_gpu: got 'big'"),
+        ({"device": "cpu", "fit_gpu": "1GiB"}, "fit_gpu: got '1GiB'; allowed: None for cpu"),
+        ({"draft": None, "draft_window": 8}, "draft_window: got 8"),
+        ({"target": "no such model"}, "target: got 'no such model'; allowed: qwen3-8b"),
+        ({"depth": 3}, "depth: got 3; allowed: no such option"),
+    ],
+)
+def test_wrong_arguments_are_refused_by_name(arguments: dict[str, Any], said: str) -> None:
+    right: dict[str, Any] = {"target": "tiny", "draft": "tiny", "context": 64}
+    with pytest.raises(InvalidOption) as refused:
+        plan(**right | arguments)
+    assert said in str(refused.value)
+
+
+def test_a_target_drafts_for_itself_without_further_weights() -> None:
+    report = plan("tiny", "self", context=64)
+    assert report.draft == "self"
+    assert report.memory is not None
+    assert report.memory.draft_weights == 0
+    assert report.memory.draft_kv > 0
+
+
+def test_it_is_public() -> None:
+    assert specstream.plan is plan
+    assert specstream.FitReport is FitReport
+    assert find_profile("h200") is H200
