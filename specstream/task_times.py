@@ -14,7 +14,7 @@ from torch import Tensor
 
 from specstream.batch import TaskSpan
 from specstream.kernels.stamp import stamp
-from specstream.plan import Lane, Plan, StepOp
+from specstream.round_plan import Lane, Plan, StepOp
 from specstream.round_spec import RoundSpec
 
 BEGIN, DRAFTING = "begin", "drafting"

@@ -20,9 +20,9 @@ pytest.importorskip("tensorboard", reason="TensorBoard is not installed")
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from specstream.pipeline import PassRunner
-from specstream.plan import Plan, lane_of
 from specstream.planner import round_passes
 from specstream.profiles import CPU_PROFILE
+from specstream.round_plan import Plan, lane_of
 from specstream.round_work import NO_DRAFT
 from specstream.traces import run_writer
 from specstream.traces.events import EventFile, task_graph

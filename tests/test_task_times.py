@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("triton")
 
-from specstream.plan import Lane, lane_of
+from specstream.round_plan import Lane, lane_of
 from specstream.simulate import simulate
 from specstream.task_times import BEGIN, DRAFTING, spans_of
 from tests.toy import make_plan, round_spec, seat

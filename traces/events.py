@@ -19,8 +19,8 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.compat.proto.versions_pb2 import VersionDef
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from specstream.plan import Plan, lane_of
 from specstream.round_graph import RoundGraph, Task
+from specstream.round_plan import Plan, lane_of
 from specstream.traces.figures import round_scalars
 from specstream.traces.records import PlannedRound, RecordedRound, RunInfo
 

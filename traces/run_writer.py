@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from specstream.errors import InvalidOption
-from specstream.plan import Plan
+from specstream.round_plan import Plan
 from specstream.traces.chrome import MOST_ROUNDS, write_trace
 from specstream.traces.records import PlannedRound, RecordedRound, RoundSummary, RunInfo, to_json
 from specstream.traces.run_folder import OWN, Lines, new_run_folder, replace_file, write_compressed
