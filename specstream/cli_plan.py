@@ -53,6 +53,7 @@ def add_plan(commands: Any) -> None:
         wanted.add_argument(f"--{name}", action="store_true", help=f"also find {what}, all else being as given")
     plan.add_argument("--json", metavar="FILE", help="write the figures there too; - for stdout and nothing else")
     plan.add_argument("--trace", metavar="DIR", help="write the planned round there, for tensorboard --logdir DIR")
+    plan.add_argument("--png", metavar="FILE", help="draw the planned round there")
     add_option_flags(plan, [name for name in OPTION_NAMES if name not in SIZES])
 
 
@@ -89,22 +90,32 @@ def _run(given: argparse.Namespace) -> int:
     )
     rows = {name: as_flags(text, given) for name, text in table_rows(answer).items()}
     report(title(answer), rows, answer.figures(), given.json)
-    if given.trace is not None:
-        _trace(answer, given.trace)
+    if answer.fits:
+        _show_round(answer, given.trace, given.png)
+    elif given.trace is not None or given.png is not None:
+        print("specstream: it does not fit, so there is no round to show", file=sys.stderr)
     return 0
 
 
-def _trace(answer: FitReport, folder: str) -> None:
+def _show_round(answer: FitReport, folder: str | None, picture: str | None) -> None:
     from specstream.errors import InvalidOption
-    from specstream.fit_trace import trace_plan
+    from specstream.fit_trace import planned_run, trace_plan
 
+    if picture is not None:
+        from specstream.traces.picture import save_picture
+
+        info, planned = planned_run(answer)
+        try:
+            save_picture(picture, planned, info)
+        except OSError as error:
+            allowed = f"a file that can be written ({error.strerror})"
+            raise InvalidOption("png", picture, allowed) from error
+    if folder is None:
+        return
     try:
         run = trace_plan(answer, folder)
     except InvalidOption as error:
         raise error.renamed({"logdir": "trace"}) from error
-    if run is None:
-        print("specstream: it does not fit, so there is no round to trace", file=sys.stderr)
-        return
     told = f"the planned round is in {run}; to look at it: tensorboard --logdir {shlex.quote(folder)}"
     print(f"specstream: {told}", file=sys.stderr)
 

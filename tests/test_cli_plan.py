@@ -87,7 +87,7 @@ def test_a_planned_run_that_tensorboard_shows(tmp_path: Path, capsys: pytest.Cap
     answer = answers.plan(reader, 0)
     assert answer["figures"]["duration_us"] == reader.plan(0).period_us
     assert cli.main([*PAIR, "--fit-gpu", "21MiB", "--trace", str(tmp_path / "none")]) == 0
-    assert "no round to trace" in capsys.readouterr().err
+    assert "no round to show" in capsys.readouterr().err
     assert not (tmp_path / "none").exists()
 
 
@@ -119,3 +119,16 @@ def test_what_cannot_be_parsed(arguments: list[str], capsys: pytest.CaptureFixtu
         cli.main([*PAIR, *arguments])
     assert ended.value.code == 2
     assert arguments[0] in capsys.readouterr().err
+
+
+def test_its_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib, of the extra tensorboard, is not installed")
+    file = tmp_path / "round.png"
+    assert cli.main([*STREAMS, "--png", str(file)]) == 0
+    assert file.read_bytes().startswith(b"\x89PNG")
+    capsys.readouterr()
+    assert cli.main([*STREAMS, "--png", str(tmp_path / "no" / "round.png")]) == 2
+    assert "--png: got" in capsys.readouterr().err
+    assert cli.main([*PAIR, "--fit-gpu", "21MiB", "--png", str(tmp_path / "none.png")]) == 0
+    assert "no round to show" in capsys.readouterr().err
+    assert not (tmp_path / "none.png").exists()
