@@ -61,30 +61,41 @@ class Trial:
         self, module: nn.Module, mask: Tensor | None, dropout: float, kwargs: dict[str, Any]
     ) -> tuple[str, str]:
         """Reason and way out, or two empty strings."""
-        window = kwargs.get("sliding_window")
-        if window is not None and window < self.limit:
-            return (
-                f"it attends to a sliding window of {window} tokens",
-                f"Set max_model_len <= {window} (now {self.limit}), where the window hides nothing, "
-                "or use a model without it.",
-            )
-        if mask is not None and self.not_causal:
+        if mask is not None and self.not_causal and not _hides(kwargs, self.limit):
             return f"its mask is not causal: {self.not_causal}", "Use a model with full causal attention."
-        if kwargs.get("softcap") is not None:
-            return f"it caps attention scores (softcap {kwargs['softcap']})", "Use a model without softcap."
-        if kwargs.get("s_aux") is not None:
-            return "its softmax has sinks (s_aux)", "Use a model without attention sinks."
-        if dropout:
-            return f"its attention drops out (p={dropout})", "Call model.eval() first."
-        if kwargs.get("is_causal", True) is False or getattr(module, "is_causal", True) is False:
-            return "its attention is not causal (is_causal=False)", "Use a decoder."
-        for name, extra in kwargs.items():
-            if isinstance(extra, Tensor) and name not in ("position_ids", "cache_position"):
-                return (
-                    f"it gives its attention a tensor {name!r}, which plain attention does not take",
-                    "Use a model whose attention needs queries, keys and values only.",
-                )
-        return "", ""
+        return refused_arguments(module, self.limit, dropout, kwargs)
+
+
+def _hides(kwargs: dict[str, Any], limit: int) -> bool:
+    """Whether there is a sliding window that texts of so many tokens reach beyond."""
+    window = kwargs.get("sliding_window")
+    return window is not None and window < limit
+
+
+def refused_arguments(module: nn.Module, limit: int, dropout: float, kwargs: dict[str, Any]) -> tuple[str, str]:
+    """Why attention with these arguments is none that is supported, up to `limit` tokens, and the way out; or two empty
+    strings."""
+    if _hides(kwargs, limit):
+        window = kwargs["sliding_window"]
+        return (
+            f"it attends to a sliding window of {window} tokens",
+            f"Set max_model_len <= {window} (now {limit}), where the window hides nothing, or use a model without it.",
+        )
+    if kwargs.get("softcap") is not None:
+        return f"it caps attention scores (softcap {kwargs['softcap']})", "Use a model without softcap."
+    if kwargs.get("s_aux") is not None:
+        return "its softmax has sinks (s_aux)", "Use a model without attention sinks."
+    if dropout:
+        return f"its attention drops out (p={dropout})", "Call model.eval() first."
+    if kwargs.get("is_causal", True) is False or getattr(module, "is_causal", True) is False:
+        return "its attention is not causal (is_causal=False)", "Use a decoder."
+    for name, extra in kwargs.items():
+        if isinstance(extra, Tensor) and name not in ("position_ids", "cache_position"):
+            return (
+                f"it gives its attention a tensor {name!r}, which plain attention does not take",
+                "Use a model whose attention needs queries, keys and values only.",
+            )
+    return "", ""
 
 
 def why_not_causal(mask_function: Callable[..., Any], limit: int) -> str | None:

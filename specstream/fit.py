@@ -103,7 +103,7 @@ def _fitting(setup: Setup, acceptance: tuple[float, ...]) -> FitReport:
         return depths.periods_us[best] / expected_tokens(chance, best)
 
     advice = list(better_ways(memory, plan, drafts))
-    if setup.draft is not None and (text := useless_draft(setup, settled, us_per_token(acceptance[0]))):
+    if setup.draft is not None and (text := useless_draft(setup, settled, us_per_token(acceptance[0]), acceptance[0])):
         advice.append(text)
     prediction = RoundPrediction(
         round_ms=period / 1e3,

@@ -58,11 +58,15 @@ def better_ways(memory: MemoryPlan, plan: Plan, drafts: Exposure) -> Iterator[st
             yield f"drafting takes {drafts.exposed_us / 1e3:.2f} ms of a round: {reason.value}"
 
 
-def useless_draft(setup: Setup, settled: Options, us_per_token: float) -> str | None:
-    """That drafting does not pay, if without it a token of every request is predicted to take no longer."""
+def useless_draft(setup: Setup, settled: Options, us_per_token: float, acceptance: float) -> str | None:
+    """That drafting does not pay at an acceptance, if without it a token of every request is predicted to take no
+    longer."""
     alone = replace(setup, draft=None, options=settled.without_draft)
     memory, planner = alone.planning.planned(alone.options)
     period = period_us(planner, replace(usual_round(alone.options, memory), draft_steps=0))
     if period > us_per_token:
         return None
-    return f"without a draft a token takes {period / 1e3:.2f} ms, no longer than with it: drafting does not pay here"
+    return (
+        f"without a draft a token takes {period / 1e3:.2f} ms, no longer than with it at an acceptance of "
+        f"{acceptance:g}: drafting does not pay then"
+    )

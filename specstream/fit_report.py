@@ -118,6 +118,14 @@ class FitReport:
     def fits(self) -> bool:
         return self.reason is None
 
+    def __str__(self) -> str:
+        """What the command shows."""
+        from specstream.cli_plan import table_rows, title
+
+        rows = table_rows(self)
+        width = max(map(len, rows))
+        return "\n".join([title(self), *(f"{name:<{width}}  {text}" for name, text in rows.items())])
+
     def figures(self) -> dict[str, Any]:
         """Everything but the plan's tasks, for JSON; times and rates are null where it does not fit."""
         known = asdict(self.prediction) if self.prediction else dict.fromkeys(RoundPrediction.__dataclass_fields__)

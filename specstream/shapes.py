@@ -19,6 +19,7 @@ from specstream.errors import UnsupportedModel
 from specstream.graph import AttentionSite, AttentionSpec, ModelSpec
 from specstream.models.normalize import attention_implementation
 from specstream.models.rope import max_positions, plain_rope, transformers_parts
+from specstream.models.trial import refused_arguments
 
 _IMPLEMENTATION = "specstream_shapes"
 _TOKENS = 3
@@ -64,10 +65,12 @@ def shapes_of(model: nn.Module, name: str, device: torch.device, max_model_len: 
         max_model_len: tokens that it is planned for.
 
     Raises:
-        UnsupportedModel: its forward needs values, or does not attend through transformers' AttentionInterface.
+        UnsupportedModel: its forward needs values, or does not attend through transformers' AttentionInterface, or
+            attends in a way that is not supported.
     """
     parts = transformers_parts(model)
-    record = _Record({id(module): path for path, module in model.named_modules()}, dict(_tensors(model)))
+    names = {id(module): path for path, module in model.named_modules()}
+    record = _Record(names, dict(_tensors(model)), max_model_len)
     positions = torch.arange(_TOKENS, device="meta")[None]
     untyped: Any = model
     try:
@@ -120,6 +123,8 @@ class _Record:
     names: Mapping[int, str]
     tensors: Mapping[int, Tensor]
     """Parameters and buffers, by id."""
+    limit: int
+    """Tokens that the model is planned for."""
     attentions: list[AttentionSpec] = field(default_factory=list)
     dtype: torch.dtype = torch.float32
     """Of keys and values."""
@@ -147,9 +152,17 @@ class _Record:
         value: Tensor,
         attention_mask: Tensor | None,
         scaling: float | None = None,
-        **_: object,
+        dropout: float = 0.0,
+        **arguments: Any,
     ) -> tuple[Tensor, None]:
-        """In the place of a model's attention: q [1, Hq, N, D], k and v [1, Hkv, N, D] -> [1, N, Hq, D]."""
+        """In the place of a model's attention: q [1, Hq, N, D], k and v [1, Hkv, N, D] -> [1, N, Hq, D].
+
+        Raises:
+            UnsupportedModel: its arguments say that it is none that an engine takes.
+        """
+        reason, way_out = refused_arguments(module, self.limit, dropout, arguments)
+        if reason:
+            raise UnsupportedModel(self.names.get(id(module), ""), reason, way_out)
         scale = 1.0 / math.sqrt(query.shape[-1]) if scaling is None else float(scaling)
         heads, kv_heads, dim = query.shape[1], key.shape[1], query.shape[3]
         place = AttentionSpec(len(self.attentions), self.names.get(id(module), ""), heads, kv_heads, dim, scale)

@@ -18,7 +18,7 @@ class WhyNoBubble(Enum):
     TARGET_IS_SLOWER = "the target takes longer than the link, so that it leaves no time in which to draft"
     RING_IS_SHORT = (
         "the ring is full before the draft is done: more staging_slots, a larger gpu_kv_budget, fewer "
-        'num_speculative_tokens or drafting="cohorts" would hide it'
+        'num_speculative_tokens, or drafting="cohorts" (for two or more requests) or "lookahead" would hide it'
     )
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import specstream
-from specstream.errors import InvalidOption
+from specstream.errors import InvalidOption, UnsupportedModel
 from specstream.fit import plan
 from specstream.fit_models import make_setup
 from specstream.fit_report import FitReport
@@ -112,7 +114,7 @@ def test_a_request_that_fits_alone_need_not_stream_with_all_others() -> None:
 
 def test_a_draft_that_does_not_pay_is_told() -> None:
     report = long(acceptance=0.0)
-    assert any("drafting does not pay here" in text for text in report.advice)
+    assert any("at an acceptance of 0: drafting does not pay" in text for text in report.advice)
     assert not any("does not pay" in text for text in long(acceptance=0.9).advice)
 
 
@@ -210,3 +212,27 @@ def test_it_is_public() -> None:
     assert specstream.plan is plan
     assert specstream.FitReport is FitReport
     assert find_profile("h200") is H200
+
+
+REFUSED: dict[str, dict[str, Any]] = {
+    "a sliding window of 64 tokens": {"model_type": "mistral", "sliding_window": 64},
+    "it caps attention scores": {"model_type": "gemma2", "sliding_window": 4096},
+    "its attention is not causal": {"model_type": "bert"},
+}
+
+
+@pytest.mark.parametrize("said", REFUSED)
+def test_what_an_engine_would_refuse_does_not_fit(said: str, tmp_path: Path) -> None:
+    shape = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config = {"num_hidden_layers": 2, "head_dim": 16, "vocab_size": 96, **shape, **REFUSED[said]}
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(config), encoding="utf-8")
+    with pytest.raises(UnsupportedModel, match=said):
+        plan(file, context=200, device="cpu")
+
+
+def test_a_report_reads_as_the_command_shows_it() -> None:
+    lines = str(plan(TARGET, DRAFT, context=400, device="cpu")).splitlines()
+    assert "1 x 400 tokens" in lines[0]
+    assert lines[1].split() == ["fits", "yes"]
+    assert max(map(len, lines)) < 200
