@@ -24,6 +24,7 @@ from specstream.bench_machine import choose_device, machine, versions
 from specstream.bench_report import report
 from specstream.bench_text import Alone, alone
 from specstream.cli import positive
+from specstream.cli_bench import add_device
 from specstream.compiler import compile_model, lower_model
 from specstream.engine import Engine
 from specstream.graph import PartitionedModel
@@ -154,8 +155,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--draft", type=Path, default=bundled / "draft", metavar="DIR")
     parser.add_argument("--depth", type=positive, nargs="+", default=[1, 4, 16], help="candidates a round (1 4 16)")
     parser.add_argument("--new-tokens", type=positive, default=96, metavar="N", help="of each text (96)")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (auto)")
-    parser.add_argument("--json", metavar="FILE", help="write the figures there too; - for stdout and nothing else")
+    add_device(parser)
     return parser
 
 

@@ -19,6 +19,7 @@ from specstream.bench_pair import MADE_UP, BenchPair, measured_rounds, place_req
 from specstream.bench_report import milliseconds, report
 from specstream.bench_setup import memory_figures
 from specstream.cli import positive
+from specstream.cli_bench import add_device
 from specstream.rates import link_bandwidth
 
 
@@ -64,8 +65,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--context", type=positive, default=16_384, metavar="N", help="tokens of each (16384)")
     parser.add_argument("--depth", type=positive, default=4, metavar="K", help="candidates a round (4)")
     parser.add_argument("--rounds", type=positive, default=20, metavar="N", help="measured of each kind (20)")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (auto)")
-    parser.add_argument("--json", metavar="FILE", help="write the figures there too; - for stdout and nothing else")
+    add_device(parser)
     return parser
 
 

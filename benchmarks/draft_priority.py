@@ -29,6 +29,7 @@ from specstream.bench_machine import choose_device, machine, versions
 from specstream.bench_pair import MADE_UP, BenchPair, measured_rounds, place_requests, tokens_of_rounds
 from specstream.bench_report import report
 from specstream.cli import positive
+from specstream.cli_bench import add_device
 from specstream.device_copy import Transfer
 from specstream.streams import new_stream
 
@@ -163,8 +164,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--context", type=positive, default=8_192, metavar="N", help="tokens of each (8192)")
     parser.add_argument("--depth", type=positive, nargs="+", default=[4, 16], help="candidates a round (4 16)")
     parser.add_argument("--rounds", type=positive, default=20, metavar="N", help="measured of each kind (20)")
-    parser.add_argument("--device", default="auto", help="auto, cuda or cuda:N (auto)")
-    parser.add_argument("--json", metavar="FILE", help="write the figures there too; - for stdout and nothing else")
+    add_device(parser)
     return parser
 
 

@@ -23,6 +23,7 @@ from specstream.bench_machine import choose_device, machine, versions
 from specstream.bench_pair import MADE_UP, BenchPair, measured_rounds, place_requests, tokens_of_rounds
 from specstream.bench_report import Progress, prediction, report
 from specstream.cli import positive
+from specstream.cli_bench import add_device
 from specstream.depth import expected_tokens
 from specstream.errors import OutOfBudget
 from specstream.options import MOST_AUTO_CANDIDATES, format_size, parse_size
@@ -105,8 +106,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--depth", type=positive, nargs="+", default=[2, 4, 8, 16], help="candidates (2 4 8 16)")
     parser.add_argument("--host-memory", default="100GiB", metavar="SIZE", help="that histories may take (100GiB)")
     parser.add_argument("--rounds", type=positive, default=6, metavar="N", help="measured of each engine (6)")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (auto)")
-    parser.add_argument("--json", metavar="FILE", help="write the figures there too; - for stdout and nothing else")
+    add_device(parser)
     return parser
 
 

@@ -29,6 +29,7 @@ from specstream.bench_report import Progress, milliseconds, report
 from specstream.bench_resident import wait_for
 from specstream.bench_setup import BenchModels, bench_model
 from specstream.cli import positive
+from specstream.cli_bench import add_device
 
 WARMUP = 2
 """Tokens of transformers after its first that wait for pinned memory."""
@@ -83,8 +84,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--new-tokens", type=positive, default=64, metavar="N", help="of SpecStream (64)")
     parser.add_argument("--their-tokens", type=positive, default=10, metavar="N", help="of transformers (10)")
     parser.add_argument("--cache", default="offloaded", help="transformers' cache_implementation (offloaded)")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (auto)")
-    parser.add_argument("--json", metavar="FILE", help="write the figures there too; - for stdout and nothing else")
+    add_device(parser)
     return parser
 
 

@@ -24,6 +24,7 @@ from specstream.bench_pair import MADE_UP, WARMUP, BenchPair, measured_rounds, p
 from specstream.bench_report import prediction, report
 from specstream.bench_setup import memory_figures
 from specstream.cli import positive
+from specstream.cli_bench import add_device
 from specstream.depth import expected_tokens
 from specstream.lookahead import ITSELF, SECOND_MODEL, FanOut, likely_outcomes
 from specstream.options import SELF
@@ -116,8 +117,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), help="(all)")
     parser.add_argument("--rounds", type=positive, default=24, metavar="N", help="measured of each kind (24)")
     parser.add_argument("--hit-rounds", type=positive, default=136, metavar="N", help="more with lookahead (136)")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (auto)")
-    parser.add_argument("--json", metavar="FILE", help="write the figures there too; - for stdout and nothing else")
+    add_device(parser)
     return parser
 
 

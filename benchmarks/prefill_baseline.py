@@ -23,6 +23,7 @@ from specstream.bench_report import report
 from specstream.bench_resident import ResidentModel, wait_for
 from specstream.bench_setup import bench_model, memory_figures, memory_options
 from specstream.cli import add_option_flags, chosen_options, positive
+from specstream.cli_bench import add_device
 from specstream.engine import Engine
 from specstream.graph import PartitionedModel
 from specstream.passes.compile_pieces import CompilePieces
@@ -105,8 +106,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--target", default="qwen3-8b", metavar="PRESET|DIR")
     parser.add_argument("--context", type=positive, default=32_768, metavar="N", help="tokens (32768)")
     parser.add_argument("--piece", type=positive, default=8192, metavar="N", help="tokens of the baseline's (8192)")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (auto)")
-    parser.add_argument("--json", metavar="FILE", help="write the figures there too; - for stdout and nothing else")
+    add_device(parser)
     add_option_flags(parser, MEMORY)
     return parser
 

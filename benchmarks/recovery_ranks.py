@@ -22,6 +22,7 @@ from specstream.bench_machine import choose_device, machine, versions
 from specstream.bench_report import report
 from specstream.bench_text import NOVEL, text_prompts
 from specstream.cli import positive
+from specstream.cli_bench import add_device
 from specstream.draft import DraftWindow
 from specstream.models import tiny
 from specstream.models.load import load_model
@@ -60,8 +61,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--context", type=positive, default=1024, metavar="N", help="tokens of each part (1024)")
     parser.add_argument("--window", type=positive, default=1024, metavar="N", help="of a draft that is self (1024)")
     parser.add_argument("--prompts", type=positive, default=8, metavar="N", help="parts (8)")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (auto)")
-    parser.add_argument("--json", metavar="FILE", help="write the figures there too; - for stdout and nothing else")
+    add_device(parser)
     return parser
 
 

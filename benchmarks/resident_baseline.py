@@ -25,6 +25,7 @@ from specstream.bench_report import milliseconds, report
 from specstream.bench_resident import ResidentModel, in_one_graph, median_ms
 from specstream.bench_setup import bench_model, memory_options
 from specstream.bench_steady import SteadyRounds
+from specstream.cli_bench import add_device
 from specstream.engine import Engine
 from specstream.graph import PartitionedModel
 from specstream.rates import device_copy_bandwidth
@@ -90,8 +91,7 @@ def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", default="qwen3-8b", metavar="PRESET|DIR")
     parser.add_argument("--context", type=int, default=1024, metavar="N", help="tokens (1024)")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (auto)")
-    parser.add_argument("--json", metavar="FILE", help="write the figures there too; - for stdout and nothing else")
+    add_device(parser)
     return parser
 
 

@@ -27,6 +27,7 @@ from specstream.bench_machine import choose_device, machine, versions
 from specstream.bench_report import report
 from specstream.bench_text import NOVEL, alone, text_prompts
 from specstream.cli import positive
+from specstream.cli_bench import add_device
 from specstream.draft import DraftWindow
 from specstream.engine import Engine
 from specstream.models.load import load_model
@@ -156,8 +157,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--new-tokens", type=positive, default=128, metavar="N", help="of each context's tokens (128)")
     parser.add_argument("--depth", type=positive, default=4, metavar="K", help="candidates a round (4)")
     parser.add_argument("--draft-window", type=positive, default=SELF_WINDOW, metavar="N", help=f"({SELF_WINDOW})")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (auto)")
-    parser.add_argument("--json", metavar="FILE", help="write the figures there too; - for stdout and nothing else")
+    add_device(parser)
     return parser
 
 

@@ -25,6 +25,7 @@ from specstream.bench_report import milliseconds, report
 from specstream.bench_setup import BenchModel, memory_figures, memory_options
 from specstream.bench_text import NOVEL, text_prompts
 from specstream.cli import UsageError, positive
+from specstream.cli_bench import add_device
 from specstream.models.load import load_model
 from specstream.models.tiny import TARGET
 from specstream.options import SELF, SELF_WINDOW
@@ -112,8 +113,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--new-tokens", type=positive, default=512, metavar="N", help="of these (512)")
     parser.add_argument("--depth", type=depth, default="auto", metavar="K", help="candidates a round (auto)")
     parser.add_argument("--draft-window", type=positive, default=SELF_WINDOW, metavar="N", help=f"({SELF_WINDOW})")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (auto)")
-    parser.add_argument("--json", metavar="FILE", help="write the figures there too; - for stdout and nothing else")
+    add_device(parser)
     return parser
 
 

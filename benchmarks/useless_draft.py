@@ -19,6 +19,7 @@ from specstream.bench_machine import choose_device, machine, versions
 from specstream.bench_pair import BenchPair, measured_rounds, place_requests, tokens_of_rounds
 from specstream.bench_report import milliseconds, report
 from specstream.cli import positive
+from specstream.cli_bench import add_device
 from specstream.engine import Engine
 from specstream.errors import SpecStreamWarning
 
@@ -72,8 +73,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--context", type=positive, default=32_768, metavar="N", help="tokens (32768)")
     parser.add_argument("--depth", type=positive, default=4, metavar="K", help="candidates a round (4)")
     parser.add_argument("--rounds", type=positive, default=20, metavar="N", help="measured of each kind (20)")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (auto)")
-    parser.add_argument("--json", metavar="FILE", help="write the figures there too; - for stdout and nothing else")
+    add_device(parser)
     return parser
 
 

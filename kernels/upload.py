@@ -1,7 +1,7 @@
-"""Tables from pinned host memory, read by a kernel: a copy engine that brings histories has no turn for them.
+"""Tables from pinned host memory, read by a kernel: a copy engine that brings histories may have no turn for them.
 
 Copies to a device go through one engine, in whatever order it takes the streams in. While it is never without a large
-copy of a stream of higher priority, a small one of another stream waits until the link stands still, and with it all
+copy of a stream of higher priority, a small one of another stream may wait until the link stands still, and with it all
 that reads the tables.
 """
 

@@ -54,7 +54,7 @@ def add_bench(commands: Any) -> None:
     add_option_flags(generate, (*MEMORY, "gpu_kv_budget", "max_num_batched_tokens", *DRAFTING))
 
     device = add_command(benchmarks, "device", _device, "measure a device anew; plans on it are predicted by that")
-    _add_device(device)
+    add_device(device)
     device.add_argument("--debug", action="store_true", help="errors show where they arose")
 
 
@@ -70,13 +70,14 @@ def _add_shared(parser: argparse.ArgumentParser, *, context: str) -> None:
         help="share of the history that stays on the device, from 0 (as little as works) to 1 or all (0)",
     )
     parser.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="of the models (bfloat16)")
-    _add_device(parser)
+    add_device(parser)
     parser.add_argument(
         "--memory-cap", metavar="SIZE", help="fail rather than take more of a CUDA device's memory for tensors (none)"
     )
 
 
-def _add_device(parser: argparse.ArgumentParser) -> None:
+def add_device(parser: argparse.ArgumentParser) -> None:
+    """Flags of everything that measures: where, and where to."""
     parser.add_argument("--device", default="auto", metavar="DEVICE", help="auto, cpu, cuda or cuda:N (auto)")
     parser.add_argument("--json", metavar="FILE", help="write the figures there too; - for stdout and nothing else")
 

@@ -1,0 +1,78 @@
+"""Lookahead, and requests of different depths, with the kernels' rounds in Triton's interpreter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton")
+
+from specstream import planning, speculator
+from specstream.depth import Depths
+from specstream.device_rounds import DeviceRounds
+from specstream.lookahead import SECOND_MODEL, FanOut, Lookahead
+from specstream.scheduler import RequestRows
+from specstream.speculate import Candidates
+from tests.test_device_rounds import PROMPTS, SAMPLED, check_same, engine_of, near, small, texts, tiny
+
+pytestmark = pytest.mark.interpreter
+__all__ = ["small"]  # a fixture: what a round is cut into
+
+
+@pytest.mark.parametrize("method", ["greedy", "standard", "coupled"])
+def test_lookahead(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a verification may come to is drafted for by the kernels, and again if it came to something else."""
+    monkeypatch.setattr(planning, "SECOND_MODEL", FanOut(4, SECOND_MODEL.rank_shares))
+    foreseen, drafted_now = list[bool](), list[bool]()
+    resolve, draft_now = Lookahead.resolve, DeviceRounds.draft_now
+
+    def resolved(self: Lookahead, row: RequestRows, read: Any) -> Candidates | None:
+        found = resolve(self, row, read)
+        foreseen.append(found is not None)
+        return found
+
+    def drafting(self: DeviceRounds, drafted: list[RequestRows]) -> bool:
+        done = draft_now(self, drafted)
+        drafted_now.append(done or not drafted)
+        return done
+
+    monkeypatch.setattr(Lookahead, "resolve", resolved)
+    monkeypatch.setattr(DeviceRounds, "draft_now", drafting)
+    options: dict[str, Any] = {"num_speculative_tokens": 3, "drafting": "lookahead"}
+    arguments: dict[str, Any] = {} if method == "greedy" else SAMPLED | {"temperature": 0.3}
+    options |= {} if method == "greedy" else {"rejection_sample_method": method}
+    _, _, (proposed, accepted, _) = check_same(tiny(), near(), PROMPTS[:1], options, max_new_tokens=14, **arguments)
+    assert 0 < accepted < proposed
+    assert set(foreseen) == {True, False}
+    assert drafted_now
+    assert all(drafted_now)
+
+
+@pytest.mark.parametrize("window", [None, 8])
+def test_branches_share_blocks(window: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Texts that cross blocks of 8 tokens: what is drafted ahead is what would be drafted after acceptance."""
+    options: dict[str, Any] = {"num_speculative_tokens": 9, "draft_window": window, "max_num_seqs": 1}
+    monkeypatch.setattr(planning, "SECOND_MODEL", FanOut(4, SECOND_MODEL.rank_shares))
+    ahead, after = (
+        texts(engine_of(tiny(), near(), kernels=True, drafting=drafting, **options), PROMPTS[:1], max_new_tokens=20)
+        for drafting in ("lookahead", "sequential")
+    )
+    assert ahead == after
+
+
+@pytest.mark.parametrize("method", ["greedy", "standard", "coupled"])
+def test_requests_of_different_depths(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps that one request needs are of no effect on another that needs fewer."""
+    monkeypatch.setattr(speculator, "ADAPTED_ROUNDS", 1)
+    depths = Depths({1: 1.0, 2: 1.5, 4: 2.6})
+    results = []
+    for kernels in (False, True):
+        options = {"rejection_sample_method": method} if method != "greedy" else {}
+        engine = engine_of(tiny(), near(), kernels, num_speculative_tokens=4, **options)
+        engine._speculator.depths = depths
+        arguments: dict[str, Any] = {} if method == "greedy" else SAMPLED
+        results.append(texts(engine, PROMPTS, max_new_tokens=14, **arguments))
+    assert results[0] == results[1]
+    proposed_at_each = results[0][2]
+    assert 0 < proposed_at_each[1] < proposed_at_each[0]
