@@ -129,13 +129,14 @@ ROWS = {
         )
         for name, (batch, context) in COHORTS.items()
     },
+    "trace": Row("trace_overhead.py", "overhead", at_most=0.02),
     "self-acceptance": Row(SELF_DRAFT, "acceptance", at_least=0.88),
     "self-texts": Row(SELF_DRAFT, "beyond_near_ties", at_most=0),
     "self-off": Row(SELF_DRAFT_THROUGHPUT, "over_off", at_least=3),
     "self-sequential": Row(SELF_DRAFT_THROUGHPUT, "over_sequential", at_least=1.3),
 }
 """Link utilization but for: e and i in ms, k in GiB, n-logits a difference of logits, n-texts and self-texts counts,
-self-acceptance a chance; f, g, h, j, l, of cohorts exposed and round, self-off and self-sequential are quotients."""
+self-acceptance a chance, trace a share; f, g, h, j, l, of cohorts exposed and round, self-off and self-sequential are quotients."""
 
 
 def chosen(names: str | None) -> dict[str, Row]:

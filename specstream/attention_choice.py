@@ -45,16 +45,22 @@ class KernelChoice:
         return self.kernels_for(spec.seats, spec.groups, batch, least)
 
     def kernels_for(
-        self, seats: tuple[SeatSpec, ...], groups: tuple[ChunkRun, ...], batch: RoundBatch, least_rows: int = 0
+        self,
+        seats: tuple[SeatSpec, ...],
+        groups: tuple[ChunkRun, ...],
+        batch: RoundBatch,
+        least_rows: int = 0,
+        least_seats: int = 0,
     ) -> KernelAttention | None:
-        """The same for seats and groups that are no whole round, with room for `least_rows` rows of each seat."""
+        """The same for seats and groups that are no whole round, with room for so many seats and rows of each."""
         if not self.has_kernels:
             return None
         most_rows = max((rows.count for rows in batch.seats.values()), default=0)
         if most_rows > MAX_OWN_ROWS:
             return None
-        rows = max(batch.rows.count, len(seats) * least_rows)
-        attention = self._attention(self.sizes(len(seats), groups, rows, max(most_rows, least_rows)))
+        room = max(len(seats), least_seats)
+        rows = max(batch.rows.count, room * least_rows)
+        attention = self.attention(self.sizes(room, groups, rows, max(most_rows, least_rows)))
         attention.tables.fill(seats, groups, batch, self.store.layout.chunk_tokens)
         return attention
 
@@ -65,7 +71,8 @@ class KernelChoice:
         """
         return self._new(self.sizes(seats, (ChunkRun(0, 0, 0),), seats * rows_of_seat, rows_of_seat))
 
-    def _attention(self, sizes: TableSizes) -> KernelAttention:
+    def attention(self, sizes: TableSizes) -> KernelAttention:
+        """That of rounds of these sizes."""
         if sizes not in self._made:
             self._made[sizes] = self._new(sizes)
         return self._made[sizes]

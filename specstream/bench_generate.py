@@ -6,6 +6,7 @@ Prompts are random tokens. With --skip-prefill a random history stands in for wh
 from __future__ import annotations
 
 import argparse
+import statistics
 import time
 import warnings
 from collections import Counter
@@ -204,6 +205,8 @@ def summarise(steps: list[DecodeStep], depth: int, link: float) -> dict[str, Any
         "tokens_per_second": tokens / seconds,
         "token_ms": seconds / tokens * 1e3,
         "round_ms": seconds / len(steps) * 1e3,
+        "median_round_ms": statistics.median(step.seconds for step in steps) * 1e3,
+        "slowest_round_ms": max(step.seconds for step in steps) * 1e3,
         "mean_acceptance_length": 1 + sum(step.accepted for step in steps) / verified,
         "streamed_bytes": streamed,
         "link_utilization": streamed / (seconds * link) if streamed else None,

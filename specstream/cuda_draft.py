@@ -17,6 +17,7 @@ from specstream.draft import NO_BRANCHES, Branches, Drafter, DraftWindow
 from specstream.graph import PartitionedModel
 from specstream.kernel_attention import KernelAttention
 from specstream.kv import ChunkLayout, DeviceStore, SequenceKV
+from specstream.load_kernels import seat_counts
 from specstream.prompt_attention import PromptAttention
 from specstream.recurring import Recurring
 from specstream.round_spec import SeatSpec
@@ -134,14 +135,28 @@ class CudaDrafter(Drafter):
 
     def _compute(self, specs: tuple[SeatSpec, ...], batch: RoundBatch) -> Tensor:
         """All pieces and attentions; returns the logits, for the rows asked for or for all."""
-        kernels = self.choice.kernels_for(specs, (), batch)
+        room = next((seats for seats in seat_counts(self.max_seats) if seats >= len(specs)), len(specs))
+        kernels = self.choice.kernels_for(specs, (), batch, least_rows=1, least_seats=room)
         rows = {spec.seat: (spec, batch.seats[spec.seat]) for spec in specs}
         if kernels is None:
             return self._run(self.choice.for_prompts, batch, rows)
+        return self._step(kernels)()
+
+    def load_kernels(self) -> None:
+        """Captures the steps by which up to `max_seats` requests catch up with one token each, on seats without rows.
+
+        Drafting beside the target begins with one whenever all candidates of a request were right.
+        """
+        for seats in seat_counts(self.max_seats):
+            step = self._step(self.choice.attention(self.choice.sizes(seats, (), seats, 1)))
+            for _ in range(2):
+                step()
+
+    def _step(self, kernels: KernelAttention) -> Recurring[Tensor]:
         sizes = kernels.tables.sizes
         if sizes not in self._steps:
             self._steps[sizes] = Recurring(partial(self._run_kernels, kernels), self.store.device)
-        return self._steps[sizes]()
+        return self._steps[sizes]
 
     def _run_kernels(self, attention: KernelAttention) -> Tensor:
         attention.tables.upload()

@@ -38,8 +38,8 @@ from specstream.target_tasks import run_target_task
 from specstream.task_times import BEGIN, DRAFTING, TaskTimes
 
 KEPT_GRAPHS = 64
-Key = tuple[RoundSpec, int, TableSizes, bool]
-"""Rounds of one canonical form, ring rotation and sizes replay one graph, or another one if their tasks are timed."""
+Key = tuple[RoundSpec, int, TableSizes, int]
+"""Rounds of one canonical form, ring rotation and sizes replay one graph, or others while their tasks are timed."""
 Sources = dict[tuple[bool, int], object]
 """For each group of this round and, with True, of the next one: which chunks of which host memory it is."""
 
@@ -157,7 +157,7 @@ class CudaExecutor:
             kernels = self._choice.kernels(spec, batch)
             self._attention = kernels or self._choice.for_prompts
             if kernels is not None:
-                key = plan.spec, self._rotation, kernels.tables.sizes, self._times.on
+                key = plan.spec, self._rotation, kernels.tables.sizes, self._times.turn
                 if key in self._graphs:
                     return *self._replay(key, plan, spec), None
         return *self._interpret(plan, spec, batch), key

@@ -111,6 +111,8 @@ class DeviceRounds:
                 accept_on_device(tables, logits, *GREEDY, synthetic, None)
                 if self.drafter is not None and not self._looks_ahead:
                     self._draft_of(tables).load_kernels(GREEDY)
+            if self._beside and self.drafter is not None:
+                self.drafter.load_kernels()
             for seats in sorted({*seat_counts(self.max_seats), self._most_others}) if self._beside else ():
                 self._others_size = seats
                 self._drafting.fill([], [], self.speculation)

@@ -62,7 +62,7 @@ def record(stream: torch.cuda.Stream, *, timed: bool = False) -> torch.cuda.Even
     return event
 
 
-def new_gate() -> torch.cuda.Event:
+def new_gate(*, timed: bool = False) -> torch.cuda.Event:
     """An event that can be recorded inside a graph and waited for outside of it."""
-    event: torch.cuda.Event = _untyped.Event(external=True)
+    event: torch.cuda.Event = _untyped.Event(enable_timing=timed, external=True)
     return event

@@ -56,6 +56,9 @@ def test_the_scripts_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     priority = figures_of("draft_priority", *few, *drafted, "--batch", "2", **places)
     assert priority["ways"]["as it is"]["2"]["round_ms"] > 0
     assert list(priority["ways"]["32 processors"]["2"]) == ["error"], "there is no driver; the other ways are measured"
+    traced = figures_of("trace_overhead", *few, "--draft", "self", "--context", "512", "--kept", "2", **places)
+    assert traced["overhead"] > -1
+    assert traced["run_bytes"] > 0
     ranks = figures_of("recovery_ranks", "--context", "128", "--prompts", "2", **places)
     assert 0.3 < ranks["agreement"] < 1
     assert 0.1 < sum(ranks["rank_shares"]) <= 1
