@@ -136,7 +136,8 @@ ROWS = {
     "self-sequential": Row(SELF_DRAFT_THROUGHPUT, "over_sequential", at_least=1.3),
 }
 """Link utilization but for: e and i in ms, k in GiB, n-logits a difference of logits, n-texts and self-texts counts,
-self-acceptance a chance, trace a share; f, g, h, j, l, of cohorts exposed and round, self-off and self-sequential are quotients."""
+self-acceptance a chance, trace a share; f, g, h, j, l, of cohorts exposed and round, self-off and self-sequential are
+quotients."""
 
 
 def chosen(names: str | None) -> dict[str, Row]:
