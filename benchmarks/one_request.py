@@ -10,7 +10,7 @@ with lookahead and the short ring. In each, rounds with drafting are measured, t
 byte that they stream: the difference is what drafting exposes. `long_over_short` and `lookahead_over_short` are
 quotients of what is exposed, of all numbers of candidates together; `hit_rate_error` is how far the share of outcomes
 foreseen is from what was expected of it, over all rounds with lookahead: `--hit-rounds` more for each number of
-candidates, of which no time is taken.
+candidates, after a shorter history and without taking time.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from contextlib import closing
 from typing import Any
 
 from specstream.bench_machine import choose_device, machine, versions
-from specstream.bench_pair import MADE_UP, WARMUP, BenchPair, measured_rounds, place_requests, tokens_of_rounds
+from specstream.bench_pair import MADE_UP, BenchPair, measured_rounds, place_requests, tokens_of_rounds
 from specstream.bench_report import prediction, report
 from specstream.bench_setup import memory_figures
 from specstream.cli import positive
 from specstream.cli_bench import add_device
 from specstream.depth import expected_tokens
+from specstream.engine import Engine
 from specstream.lookahead import ITSELF, SECOND_MODEL, FanOut, likely_outcomes
 from specstream.options import SELF
 from specstream.rates import link_bandwidth
@@ -33,6 +34,10 @@ from specstream.speculate import ASSUMED_ACCEPTANCE, GUESSES, Candidates
 
 SHORT_RING = {"staging_slots": 4}
 """As many slots as an automatic ring begins with."""
+ROUNDS_BEFORE = 16
+"""Rounds before any is measured: misses have occurred then, too."""
+HIT_CONTEXT = 8_192
+"""Tokens of the request of which only hits are counted."""
 WAYS: dict[str, dict[str, Any]] = {
     "short": {"drafting": "sequential"} | SHORT_RING,
     "long": {"drafting": "sequential"},
@@ -53,28 +58,37 @@ def expected_hit_rate(depth: int, fan_out: FanOut) -> float:
 def measure_way(pair: BenchPair, depth: int, given: argparse.Namespace, way: dict[str, Any]) -> dict[str, Any]:
     """The figures of one engine."""
     options = {"max_model_len": given.context, "max_num_seqs": 1, "num_speculative_tokens": depth} | way
-    more = given.hit_rounds if way["drafting"] == "lookahead" else 0
     with closing(pair.engine(**options, **MADE_UP)) as engine:
-        of_hit_rounds = 2 * (WARMUP + more) * round(expected_tokens(ASSUMED_ACCEPTANCE, depth))  # far more than likely
-        place_requests(engine, given.context, tokens_of_rounds(given.rounds, depth) + of_hit_rounds)
+        place_requests(engine, given.context, tokens_of_rounds(given.rounds + ROUNDS_BEFORE, depth))
+        measured_rounds(engine, ROUNDS_BEFORE, drafts=True)
         on_seconds, on_bytes = measured_rounds(engine, given.rounds, drafts=True)
         assert engine._latest_spec is not None
         foreseen = prediction(engine._planner, engine._latest_spec)["predicted_ms"]
         off_seconds, off_bytes = measured_rounds(engine, given.rounds, drafts=False)
-        if more:
-            measured_rounds(engine, more, drafts=True)
-        outcomes, without = engine.metrics(), off_seconds / off_bytes * on_bytes
+        looks_ahead = way["drafting"] == "lookahead"
+        outcomes, foreseen_outcomes = counted_outcomes(engine, depth, given) if looks_ahead else (0, 0)
+        without = off_seconds / off_bytes * on_bytes
         return {
             "slots": memory_figures(engine)["staging_slots"],
             "device_kv_bytes": memory_figures(engine)["device_kv_bytes"],
             "round_ms": on_seconds / given.rounds * 1e3,
             "without_ms": without / given.rounds * 1e3,
             "exposed_ms": (on_seconds - without) / given.rounds * 1e3,
-            "outcomes": outcomes.num_outcomes,
-            "foreseen": outcomes.num_foreseen_outcomes,
+            "outcomes": outcomes,
+            "foreseen": foreseen_outcomes,
             "predicted_ms": foreseen["round"],
             "predicted_exposed_ms": foreseen.get("exposed draft", 0.0),
         }
+
+
+def counted_outcomes(engine: Engine, depth: int, given: argparse.Namespace) -> tuple[int, int]:
+    """Outcomes, and those of them that were foreseen, of rounds of another request."""
+    engine.reset()
+    tokens = round(expected_tokens(ASSUMED_ACCEPTANCE, depth) * given.hit_rounds)
+    place_requests(engine, min(given.context, HIT_CONTEXT), 2 * tokens)  # far more than is likely
+    for _ in range(given.hit_rounds):
+        engine.step()
+    return engine.metrics().num_outcomes, engine.metrics().num_foreseen_outcomes
 
 
 def measure(given: argparse.Namespace) -> dict[str, Any]:
@@ -116,7 +130,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--depth", type=positive, nargs="+", default=[4, 8, 12], help="candidates a round (4 8 12)")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), help="(all)")
     parser.add_argument("--rounds", type=positive, default=24, metavar="N", help="measured of each kind (24)")
-    parser.add_argument("--hit-rounds", type=positive, default=136, metavar="N", help="more with lookahead (136)")
+    parser.add_argument("--hit-rounds", type=positive, default=334, metavar="N", help="more with lookahead (334)")
     add_device(parser)
     return parser
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from time import perf_counter
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -52,8 +53,9 @@ class _Table:
     place: dict[str, int] = field(init=False)
     times: Tensor = field(init=False)
     """In nanoseconds of the device's clock."""
-    copies: dict[str, torch.cuda.Event] = field(init=False)
-    base: torch.cuda.Event = field(init=False)
+    copies: dict[str, Any] = field(init=False)
+    """Events; torch has no types for what is asked of them."""
+    base: Any = field(init=False)
     """Recorded right after the round's `BASE` in `times`: an event tells no time but that since another one."""
 
     def __post_init__(self) -> None:
