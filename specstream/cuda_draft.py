@@ -19,7 +19,7 @@ from specstream.kernel_attention import KernelAttention
 from specstream.kv import ChunkLayout, DeviceStore, SequenceKV
 from specstream.load_kernels import seat_counts
 from specstream.prompt_attention import PromptAttention
-from specstream.recurring import Recurring
+from specstream.recurring import GraphPool, Recurring
 from specstream.round_spec import SeatSpec
 from specstream.round_tables import TableSizes
 
@@ -45,6 +45,8 @@ class CudaDrafter(Drafter):
         self._places: dict[int, SequenceKV] = {}
         self._forked: dict[int, dict[int, int]] = {}
         """Of branches: the blocks that are their own, by place; the others are the request's."""
+        self.graphs = GraphPool(model.spec.device)
+        """Of its own steps, and of those that are captured around them."""
         self._steps: dict[TableSizes, Recurring[Tensor]] = {}
 
     def _copy_kv(self, seat: int, other: int) -> None:
@@ -155,7 +157,7 @@ class CudaDrafter(Drafter):
     def _step(self, kernels: KernelAttention) -> Recurring[Tensor]:
         sizes = kernels.tables.sizes
         if sizes not in self._steps:
-            self._steps[sizes] = Recurring(partial(self._run_kernels, kernels), self.store.device)
+            self._steps[sizes] = Recurring(partial(self._run_kernels, kernels), self.graphs)
         return self._steps[sizes]
 
     def _run_kernels(self, attention: KernelAttention) -> Tensor:

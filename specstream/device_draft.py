@@ -144,7 +144,7 @@ class DeviceDraft:
 
     def _recurring(self, kind: Kind, drawn_from: Tensor | None) -> Recurring[None]:
         if kind not in self._steps:
-            self._steps[kind] = Recurring(partial(self._propose, kind, drawn_from), self.tables.device)
+            self._steps[kind] = Recurring(partial(self._propose, kind, drawn_from), self.drafter.graphs)
         return self._steps[kind]
 
     def _propose(self, kind: Kind, drawn_from: Tensor | None) -> None:
