@@ -12,29 +12,20 @@ from torch import nn
 
 from specstream.caller import warn_caller
 from specstream.compiler import compile_model, lower_model
-from specstream.depth import depths_of
-from specstream.draft import FEED_TOKENS, Drafter
+from specstream.draft import FEED_TOKENS
 from specstream.engine import Engine
 from specstream.errors import InvalidOption, UnsupportedModel
-from specstream.executor import CpuExecutor, Executor
-from specstream.graph import ModelSpec, PartitionedModel
-from specstream.kv import DeviceStore, HostStore
-from specstream.lookahead import FanOut, Lookahead, branches_of
-from specstream.memory import MemoryPlan, resolve_batched_tokens, resolve_max_model_len
+from specstream.graph import PartitionedModel
+from specstream.memory import resolve_batched_tokens, resolve_max_model_len
 from specstream.models.load import load_model
 from specstream.models.rope import inherited_rope, max_positions
 from specstream.options import SELF, Options
-from specstream.planning import Planning
-from specstream.profiles import device_profile
-from specstream.speculate import Speculation
-from specstream.speculator import Speculator
+from specstream.parts import DEVICES, make_parts
 
 Model = nn.Module | str | Path
 
 LEAST_MODEL_LEN = 3
 """Tokens: the probe runs a model in three segments."""
-DEVICES = ("cpu", "cuda")
-"""Kinds of devices that there is an executor for."""
 
 
 def compile(
@@ -149,84 +140,7 @@ def build_engine(
         InvalidOption: two models that do not go together.
         OutOfBudget: memory that does not suffice.
     """
-    device = target.spec.device
-    if device.type not in DEVICES:
-        raise InvalidOption("target", f"a model on {device}", f"a model on {' or '.join(DEVICES)}", "Move it there.")
-    on_cuda = device.type == "cuda"
-    if draft is not None:
-        _check_pair(target.spec, draft.spec, resolve_max_model_len(options, target.spec))
-    planning = Planning(target, draft, device_profile(device), _free_on(device) if on_cuda else None)
-    adapts = options.num_speculative_tokens == "auto" and draft is not None
-    options = planning.settled(options)
-    memory, planner = planning.planned(options)
-    store = DeviceStore(
-        memory.layout,
-        memory.num_blocks,
-        memory.staging_slots,
-        memory.chunks_per_group,
-        target.spec.device,
-        options.debug,
-        memory.prompt_chunks,
-    )
-    pinned_for = device if on_cuda else None
-    host = HostStore(memory.layout, memory.host_budget, memory.extent_chunks, options.debug, pinned_for)
-    if memory.streams:
-        host.prepare()
-    drafter = None
-    if draft is not None:
-        branches, window = branches_of(options, planning.fan_out), planning.window(options)
-        drafter = _drafter_kind(device)(draft, window, target.spec.vocab_size, options.max_num_seqs, branches)
-    speculator = _speculator(options, target, drafter, planning.fan_out)
-    speculator.depths = depths_of(options, memory, planner) if adapts else None
-    executor = _executor(target, store, memory, options)
-    return Engine(options, memory, planner, executor, host, speculator, tokenizer, generation_config)
-
-
-def _free_on(device: torch.device) -> int:
-    """Bytes that tensors can still take on a CUDA device: what nobody has or torch keeps unused, up to torch's cap."""
-    free, total = torch.cuda.mem_get_info(device)
-    used = torch.cuda.memory_allocated(device)
-    cap = int(torch.cuda.get_per_process_memory_fraction(device) * total)
-    return max(0, min(free + torch.cuda.memory_reserved(device) - used, cap - used))
-
-
-def _executor(target: PartitionedModel, store: DeviceStore, memory: MemoryPlan, options: Options) -> Executor:
-    if target.spec.device.type == "cpu":
-        return CpuExecutor(target, store)
-    from specstream.cuda_executor import CudaExecutor  # needs Triton, which a machine without a device may not have
-
-    most_blocks = memory.layout.chunks_of(memory.max_model_len) + memory.tail_slots
-    executor = CudaExecutor(target, store, min(memory.num_blocks, most_blocks))
-    executor.load_kernels(options.max_num_seqs, options.most_candidates + 1)
-    return executor
-
-
-def _speculator(options: Options, model: PartitionedModel, drafter: Drafter | None, fan_out: FanOut) -> Speculator:
-    speculation, lookahead, target = Speculation.of(options), None, model.spec
-    if options.drafting == "lookahead" and drafter is not None:
-        lookahead = Lookahead(drafter, options.max_num_seqs, options.most_candidates, fan_out)
-    if target.device.type == "cpu":
-        return Speculator(speculation, drafter, options.most_candidates, None, lookahead)
-    from specstream.cuda_draft import CudaDrafter
-    from specstream.device_rounds import DeviceRounds
-    from specstream.kernels.process import MAX_VOCAB
-
-    if target.vocab_size > MAX_VOCAB:
-        return Speculator(speculation, drafter, options.most_candidates, None, lookahead)
-    assert drafter is None or isinstance(drafter, CudaDrafter)
-    depth, seats = options.most_candidates, options.max_num_seqs
-    beside = options.drafting in ("cohorts", "lookahead")
-    kernels = DeviceRounds(speculation, drafter, depth, seats, target.vocab_size, target.device, beside)
-    kernels.load_kernels(target.dtype)
-    return Speculator(speculation, drafter, depth, kernels, lookahead)
-
-
-def _drafter_kind(device: torch.device) -> type[Drafter]:
-    if device.type == "cpu":
-        return Drafter
-    from specstream.cuda_draft import CudaDrafter
-
-    return CudaDrafter
+    return Engine(make_parts(options, target, draft), tokenizer, generation_config)
 
 
 def check_tokenizers(target: Any, draft: Any) -> None:
@@ -249,13 +163,3 @@ def check_tokenizers(target: Any, draft: Any) -> None:
                 f"the target's tokenizer, whose id {index} is {ours!r}",
                 "Use a draft of the same family, or draft=None.",
             )
-
-
-def _check_pair(target: ModelSpec, draft: ModelSpec, max_len: int) -> None:
-    if draft.device != target.device:
-        raise InvalidOption("draft", f"on {draft.device}", f"on the target's device, {target.device}")
-    if draft.max_positions is not None and draft.max_positions < max_len:
-        warn_caller(
-            f"the draft, {draft.name}, covers {draft.max_positions} positions and max_model_len is {max_len}: "
-            f"beyond {draft.max_positions} tokens nothing is drafted"
-        )

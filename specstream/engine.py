@@ -20,22 +20,17 @@ from specstream.cohorts import balance
 from specstream.custom_generate import from_transformers
 from specstream.errors import EngineBusy, EngineClosed
 from specstream.exclusive import Exclusive, exclusive
-from specstream.executor import Executor
 from specstream.generate import GenerateOutput, StreamOutput, generate, stream
-from specstream.kv import HostStore
-from specstream.memory import MemoryPlan
 from specstream.metrics import Counters, Metrics
 from specstream.next_round import LastRound, NextRound
-from specstream.options import Options
 from specstream.outputs import RequestOutput, StepOutput, request_output
-from specstream.planner import Planner
+from specstream.parts import EngineParts
 from specstream.request import RequestFactory
 from specstream.round_batch import round_batch
 from specstream.round_plan import Plan
 from specstream.round_spec import RoundSpec
 from specstream.scheduler import RequestRows, Scheduler
 from specstream.sequence import FinishReason, Sequence
-from specstream.speculator import Speculator
 from specstream.traces.run_writer import KEPT_ROUNDS
 from specstream.tracing import Recorder, trace
 
@@ -46,39 +41,34 @@ class Engine(Exclusive):
     One call at a time: while one is under way, calls from other threads are refused with `EngineBusy`.
     """
 
-    def __init__(
-        self,
-        options: Options,
-        memory: MemoryPlan,
-        planner: Planner,
-        executor: Executor,
-        host: HostStore,
-        speculator: Speculator,
-        tokenizer: Any = None,
-        generation_config: Any = None,
-    ) -> None:
+    def __init__(self, parts: EngineParts, tokenizer: Any = None, generation_config: Any = None) -> None:
         super().__init__()
-        self.options, self.memory = options, memory
         self.tokenizer, self.generation_config = tokenizer, generation_config
         self.target: ReferenceType[Any] | None = None
         """The module that was compiled, if it was given as one."""
-        self._planner, self._executor, self._host = planner, executor, host
-        by_turns = options.drafting == "cohorts" and speculator.drafter is not None
-        self._scheduler = Scheduler(memory, executor.store, host, options.max_num_seqs, by_turns)
-        self._speculator = speculator
-        self._next_round = NextRound(options, memory, self._scheduler, planner)
-        self._requests = RequestFactory(self.vocab_size, memory.max_model_len)
-        self._counters = Counters()
         self._next_id = 0
-        self._last: LastRound | None = None
-        """The last round, if it succeeded: its fetches for the next one are in flight."""
         self._undelivered: list[StepOutput] = []
         """The inbox of submitted requests: what the next `step` returns."""
         self._abandoned: list[int] = []
-        self._latest_spec: RoundSpec | None = None
         self.recorder: Recorder | None = None
         """What is told of every round while the engine is traced."""
         self._closing = self._closed = False
+        self.use(parts)
+
+    def use(self, parts: EngineParts) -> None:
+        """Goes on with other parts, without requests."""
+        self.parts, self.options, self.memory = parts, parts.options, parts.memory
+        self._planner, self._executor, self._host = parts.planner, parts.executor, parts.host
+        by_turns = self.options.drafting == "cohorts" and parts.speculator.drafter is not None
+        store, most = parts.executor.store, self.options.max_num_seqs
+        self._scheduler = Scheduler(self.memory, store, self._host, most, by_turns)
+        self._speculator = parts.speculator
+        self._next_round = NextRound(self.options, self.memory, self._scheduler, self._planner)
+        self._requests = RequestFactory(self.vocab_size, self.memory.max_model_len)
+        self._counters = Counters()
+        self._last: LastRound | None = None
+        """The last round, if it succeeded: its fetches for the next one are in flight."""
+        self._latest_spec: RoundSpec | None = None
 
     # Requests
 
@@ -204,8 +194,7 @@ class Engine(Exclusive):
         if not self._closed:
             self._closing = True
             self._cancel_all()
-            self._executor.close()
-            self._host.close()
+            self.parts.close()
             self._closed = True
 
     def __enter__(self) -> Engine:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from specstream import api
+from specstream import parts
 from specstream.errors import OutOfBudget
 from specstream.memory import MemoryPlan, plan_memory
 from specstream.options import Options, format_size
@@ -56,4 +56,4 @@ def test_free_memory_counts_what_torch_holds_unused_and_its_cap(
     figures = {"mem_get_info": (40, 100), "memory_reserved": 20, "memory_allocated": 13}
     for name, value in (figures | {"get_per_process_memory_fraction": cap}).items():
         monkeypatch.setattr(torch.cuda, name, lambda _, value=value: value)
-    assert api._free_on(torch.device("cuda", 0)) == expected
+    assert parts._free_on(torch.device("cuda", 0)) == expected
