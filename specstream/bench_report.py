@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,18 @@ class Progress:
         else:
             yield
 
+    @contextmanager
+    def listed(self, text: str) -> Iterator[Callable[[str, str], None]]:
+        """Shows a text; what is yielded prints a line above it, and shows another one."""
+        with self._console.status(text) as status:
+
+            def say(line: str, then: str) -> None:
+                if self._console.is_terminal:
+                    self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+                    status.update(then)
+
+            yield say
+
     def counted(self, numbers: Iterable[int], text: str) -> Iterable[int]:
         """The numbers, with a bar."""
         return track(numbers, text, console=self._console, transient=True, disable=not self._console.is_terminal)
@@ -45,6 +57,8 @@ def report(title: str, rows: dict[str, str], figures: dict[str, Any], file: str 
         print(text)
         return
     table = Table(title=title, title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_column()
+    table.add_column(overflow="fold")
     for name, value in rows.items():
         table.add_row(name, value)
     Console(highlight=False, markup=False, soft_wrap=True).print(table)

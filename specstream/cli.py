@@ -246,8 +246,10 @@ def make_parser() -> argparse.ArgumentParser:
 
     from specstream.cli_bench import add_bench  # here, since they need what this file defines
     from specstream.cli_plan import add_plan
+    from specstream.cli_tune import add_tune
 
     add_plan(commands)
+    add_tune(commands)
     add_bench(commands)
     return parser
 

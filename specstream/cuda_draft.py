@@ -85,6 +85,13 @@ class CudaDrafter(Drafter):
         if place is not None:
             self.store.give_back(place.blocks if forked is None else list(forked.values()))
 
+    def close(self) -> None:
+        super().close()
+        self._places.clear()
+        self._forked.clear()
+        self._steps.clear()
+        self.store.close()
+
     def _feed(self, rows: dict[int, list[int]], *, logits: bool) -> dict[int, Tensor]:
         """Computes tokens after each request's cached ones; returns the logits after each one's last, if asked."""
         flat = FlatRows.of((self._readable(tokens), self._seats[seat].length, 1) for seat, tokens in rows.items())

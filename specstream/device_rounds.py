@@ -210,6 +210,12 @@ class DeviceRounds:
         """Drops what it knows of a round, which holds memory of the requests."""
         self._rows, self._drafted, self._logits, self._draft = [], [], (), None
 
+    def close(self) -> None:
+        """Frees what is kept from one round to the next."""
+        self.forget()
+        self._drafts.clear()
+        self._drawn_from.clear()
+
     # Parts
 
     def _outcome(self, row: RequestRows, logits: Tensor) -> Outcome:

@@ -174,6 +174,11 @@ class Drafter:
         self._seats.pop(seat, None)
         self._kv.pop(seat, None)
 
+    def close(self) -> None:
+        """Frees the memory of all requests; nothing is drafted any more."""
+        self._seats.clear()
+        self._kv.clear()
+
     def start(self, contexts: dict[int, list[int]]) -> dict[int, Tensor]:
         """First draft step: catches up with each request's committed tokens; returns logits [vocab] after them."""
         pending: dict[int, list[int]] = {}

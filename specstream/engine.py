@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import ReferenceType
 
 import torch
@@ -24,7 +24,7 @@ from specstream.generate import GenerateOutput, StreamOutput, generate, stream
 from specstream.metrics import Counters, Metrics
 from specstream.next_round import LastRound, NextRound
 from specstream.outputs import RequestOutput, StepOutput, request_output
-from specstream.parts import EngineParts
+from specstream.parts import EngineParts, make_parts
 from specstream.request import RequestFactory
 from specstream.round_batch import round_batch
 from specstream.round_plan import Plan
@@ -33,6 +33,10 @@ from specstream.scheduler import RequestRows, Scheduler
 from specstream.sequence import FinishReason, Sequence
 from specstream.traces.run_writer import KEPT_ROUNDS
 from specstream.tracing import Recorder, trace
+from specstream.tuned_settings import TunedSettings
+
+if TYPE_CHECKING:
+    from specstream.tuning import Tuning
 
 
 class Engine(Exclusive):
@@ -52,23 +56,34 @@ class Engine(Exclusive):
         self._abandoned: list[int] = []
         self.recorder: Recorder | None = None
         """What is told of every round while the engine is traced."""
-        self._closing = self._closed = False
         self.use(parts)
 
     def use(self, parts: EngineParts) -> None:
         """Goes on with other parts, without requests."""
         self.parts, self.options, self.memory = parts, parts.options, parts.memory
         self._planner, self._executor, self._host = parts.planner, parts.executor, parts.host
-        by_turns = self.options.drafting == "cohorts" and parts.speculator.drafter is not None
-        store, most = parts.executor.store, self.options.max_num_seqs
-        self._scheduler = Scheduler(self.memory, store, self._host, most, by_turns)
-        self._speculator = parts.speculator
+        self._speculator, store = parts.speculator, parts.executor.store
+        self._scheduler = Scheduler(self.memory, store, self._host, self.options.max_num_seqs, parts.by_turns)
         self._next_round = NextRound(self.options, self.memory, self._scheduler, self._planner)
         self._requests = RequestFactory(self.vocab_size, self.memory.max_model_len)
         self._counters = Counters()
         self._last: LastRound | None = None
         """The last round, if it succeeded: its fetches for the next one are in flight."""
         self._latest_spec: RoundSpec | None = None
+        self._closing = self._closed = False
+
+    def use_anew(self, settings: TunedSettings | None) -> None:
+        """Goes on once its parts were closed, with tuned settings or without; if that fails, it is closed."""
+        parts, self._closing, self._closed = self.parts, True, True
+        self.use(make_parts(parts.requested, parts.target, parts.draft, settings))
+
+    @exclusive
+    def tune(self, /, **arguments: Any) -> Tuning:
+        """Finds the fastest settings here and goes on with them; see `specstream.tuning.tune` for the arguments."""
+        from specstream.tuning import tune  # here, since it makes engines of its own
+
+        self._check_open()
+        return tune(self, **arguments)
 
     # Requests
 
@@ -127,7 +142,7 @@ class Engine(Exclusive):
     @property
     def vocab_size(self) -> int:
         """The target's."""
-        return self._planner.model.spec.vocab_size
+        return self.parts.target.spec.vocab_size
 
     @property
     def has_unfinished(self) -> bool:
@@ -255,10 +270,9 @@ class Engine(Exclusive):
         plan, this = self._planner.plan(spec.canonical()), LastRound.of(spec, turn, running)
         try:
             work, everyone = self._next_round.work_ahead(rows, plan, this, steps), self._scheduler.running
-            measured = self.recorder is not None
             if self.recorder is not None:
                 work = chain(work, self.recorder.work_ahead())
-            batch = round_batch(rows, drafted, everyone, spec, self._speculator, work, measured=measured)
+            batch = round_batch(rows, drafted, everyone, spec, self._speculator, work, measured=bool(self.recorder))
             with torch.no_grad():
                 self._executor.run(plan, spec, batch)
             self._planner.prove(plan)

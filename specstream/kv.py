@@ -229,6 +229,10 @@ class DeviceStore:
             self.blocks[:, blocks] = float("nan")
         self.free_blocks = sorted(self.free_blocks + blocks)
 
+    def close(self) -> None:
+        """Frees the memory, whoever still holds the store."""
+        self.blocks, self.ring, self.prompt = (part.new_empty(0) for part in (self.blocks, self.ring, self.prompt))
+
 
 @dataclass
 class SequenceKV:

@@ -9,7 +9,7 @@ import torch
 from specstream.caller import warn_caller
 from specstream.depth import depths_of
 from specstream.draft import Drafter
-from specstream.errors import InvalidOption
+from specstream.errors import InvalidOption, OutOfBudget
 from specstream.executor import CpuExecutor, Executor
 from specstream.graph import ModelSpec, PartitionedModel
 from specstream.kv import DeviceStore, HostStore
@@ -21,6 +21,8 @@ from specstream.planning import Planning
 from specstream.profiles import device_profile
 from specstream.speculate import Speculation
 from specstream.speculator import Speculator
+from specstream.tuned_cache import stored_tuned
+from specstream.tuned_settings import TunedSettings
 
 DEVICES = ("cpu", "cuda")
 """Kinds of devices that there is an executor for."""
@@ -42,14 +44,26 @@ class EngineParts:
     host: HostStore
     speculator: Speculator
 
+    @property
+    def by_turns(self) -> bool:
+        """Whether requests verify in two cohorts."""
+        return self.options.drafting == "cohorts" and self.draft is not None
+
     def close(self) -> None:
-        """Ends the threads and frees the KV memory. Closing twice does nothing."""
+        """Ends the threads and frees all KV memory, whoever still holds the parts. Closing twice does nothing."""
         self.executor.close()
         self.host.close()
+        self.speculator.close()
+        self.executor.store.close()
 
 
-def make_parts(requested: Options, target: PartitionedModel, draft: PartitionedModel | None) -> EngineParts:
+def make_parts(
+    requested: Options, target: PartitionedModel, draft: PartitionedModel | None, tuned: TunedSettings | None = None
+) -> EngineParts:
     """Plans memory, allocates it, starts the lanes.
+
+    Args:
+        tuned: for options that say "auto"; None: what is stored for such an engine, if anything is.
 
     Raises:
         InvalidOption: two models that do not go together.
@@ -58,7 +72,7 @@ def make_parts(requested: Options, target: PartitionedModel, draft: PartitionedM
     planning = planning_of(requested, target, draft)
     device, on_cuda = target.spec.device, planning.free_device is not None
     adapts = requested.num_speculative_tokens == "auto" and draft is not None
-    options = planning.settled(requested)
+    options = _settled(requested, planning, tuned or stored_tuned(requested, target, draft))
     memory, planner = planning.planned(options)
     store = DeviceStore(
         memory.layout,
@@ -81,6 +95,19 @@ def make_parts(requested: Options, target: PartitionedModel, draft: PartitionedM
     speculator.depths = depths_of(options, memory, planner) if adapts else None
     executor = _executor(target, store, memory, options)
     return EngineParts(target, draft, requested, options, memory, planner, executor, host, speculator)
+
+
+def _settled(requested: Options, planning: Planning, tuned: TunedSettings | None) -> Options:
+    """Options without "auto" in a policy or a number of candidates: as tuned, if that fits."""
+    if tuned is not None:
+        options = tuned.given_to(requested)
+        try:
+            planning.memory(options)
+        except OutOfBudget as error:
+            warn_caller(f"tuned settings ({tuned}) do not fit now, automatic ones are used: {error}")
+        else:
+            return options
+    return planning.settled(requested)
 
 
 def planning_of(options: Options, target: PartitionedModel, draft: PartitionedModel | None) -> Planning:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import re
 import tempfile
 from contextlib import suppress
@@ -49,15 +50,21 @@ def measured_profile(device: torch.device) -> DeviceProfile | None:
 
 def profile_file(device: torch.device) -> Path:
     """The file of a CUDA device; after an update, or for a device of the same kind, it is another one."""
-    properties = torch.cuda.get_device_properties(device)
-    parts = (
-        properties.name,
-        str(properties.uuid),  # no other device has it, on another host that shares the folder either
-        f"driver-{_driver_version()}",
-        f"torch-{torch.__version__}",
-        f"specstream-{version('specstream')}",
-    )
+    found = environment(device)
+    parts = [found.pop("device"), found.pop("number"), *(f"{name}-{value}" for name, value in found.items())]
     return cache_folder() / ("_".join(re.sub(r"[^\w.+]+", "-", part) for part in parts) + ".json")
+
+
+def environment(device: torch.device) -> dict[str, str]:
+    """On what the speed of a device of this machine depends, beside models and options."""
+    versions = {"torch": str(torch.__version__), "specstream": version("specstream")}
+    if device.type != "cuda":
+        cores = str(os.cpu_count())
+        return {"device": platform.processor() or platform.machine(), "number": f"{cores} cores"} | versions
+    properties = torch.cuda.get_device_properties(device)
+    # no other device has its uuid, on another host that shares the folder either
+    named = {"device": properties.name, "number": str(properties.uuid)}
+    return named | {"driver": _driver_version()} | versions
 
 
 def cache_folder() -> Path:
@@ -98,6 +105,15 @@ def store_profile(profile: DeviceProfile, file: Path) -> None:
     Raises:
         OSError: it cannot be written.
     """
+    write_whole(json.dumps(asdict(profile), indent=2) + "\n", file)
+
+
+def write_whole(text: str, file: Path) -> None:
+    """Writes a file of the cache, whole or not at all.
+
+    Raises:
+        OSError: it cannot be written.
+    """
     if not file.is_absolute():
         raise FileNotFoundError("no home folder is known")
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -105,7 +121,7 @@ def store_profile(profile: DeviceProfile, file: Path) -> None:
     os.close(handle)
     unfinished = Path(name)
     try:
-        unfinished.write_text(json.dumps(asdict(profile), indent=2) + "\n", "utf-8")
+        unfinished.write_text(text, "utf-8")
         unfinished.replace(file)
     finally:
         unfinished.unlink(missing_ok=True)

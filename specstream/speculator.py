@@ -263,6 +263,13 @@ class Speculator:
             if sequence.candidates.probabilities:  # a round that failed may have overwritten them
                 sequence.candidates = Candidates()
 
+    def close(self) -> None:
+        """Frees the memory of drafts."""
+        if self.kernels is not None:
+            self.kernels.close()
+        if self.drafter is not None:
+            self.drafter.close()
+
     @property
     def _drafts_on_host(self) -> bool:
         """Whether draft steps after acceptance are none of the kernels'."""

@@ -1,0 +1,1 @@
+../../specstream/cli_tune.py

@@ -1,0 +1,1 @@
+../../specstream/settings_search.py

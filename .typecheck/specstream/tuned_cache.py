@@ -1,0 +1,1 @@
+../../specstream/tuned_cache.py

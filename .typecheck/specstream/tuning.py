@@ -1,0 +1,1 @@
+../../specstream/tuning.py

@@ -1,0 +1,128 @@
+"""`specstream tune`: what it accepts, and the table it shows. Like `cli`, it imports torch only when it runs."""
+
+from __future__ import annotations
+
+import argparse
+from contextlib import closing
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from specstream.cli import DTYPES, OPTION_NAMES, UsageError, add_command, add_option_flags, chosen_options, positive
+from specstream.cli_bench import add_device
+
+if TYPE_CHECKING:
+    from specstream.bench_report import Progress
+    from specstream.engine import Engine
+    from specstream.trial import Trial
+    from specstream.tuning import Tuning
+
+SIZES = ("max_model_len", "max_num_seqs")
+"""Options that are --context and --batch here."""
+NOT_TUNED = ("rejection_sample_method", "synthetic_acceptance_rate", "synthetic_acceptance_length")
+
+
+def add_tune(commands: Any) -> None:
+    tune = add_command(
+        commands,
+        "tune",
+        _run,
+        'measure which settings are the fastest here, for options that say "auto"; engines use them from then on',
+    )
+    models = tune.add_argument_group("models", "weights do not matter: what is found is for all models of these shapes")
+    models.add_argument("--target", required=True, metavar="PRESET|DIR", help="a shape of random weights, or a folder")
+    models.add_argument(
+        "--draft", default="none", metavar="PRESET|DIR|self|none", help="what proposes; self: the target (none)"
+    )
+    models.add_argument("--dtype", choices=DTYPES, help="of both (bfloat16, on a CPU float32)")
+    wanted = tune.add_argument_group("workload")
+    wanted.add_argument(
+        "--context", type=positive, required=True, metavar="N", help="tokens of a request, and the max_model_len"
+    )
+    wanted.add_argument("--batch", type=positive, default=1, metavar="N", help="requests, and the max_num_seqs (1)")
+    wanted.add_argument(
+        "--acceptance",
+        type=float,
+        default=0.8,
+        metavar="P",
+        help="the chance that a candidate is right if those before it are (0.8)",
+    )
+    limits = tune.add_argument_group("effort")
+    limits.add_argument("--seconds", type=positive, default=90, metavar="N", help="no trial begins later (90)")
+    limits.add_argument("--trials", type=positive, default=12, metavar="N", help="at most (12)")
+    tune.add_argument("--trace", metavar="DIR", help="write trials there, for tensorboard --logdir DIR, tab HPARAMS")
+    add_device(tune)
+    add_option_flags(tune, [name for name in OPTION_NAMES if name not in (*SIZES, *NOT_TUNED)])
+
+
+def _run(given: argparse.Namespace) -> int:
+    import torch
+
+    import specstream
+    from specstream.bench_generate import chosen_draft
+    from specstream.bench_machine import choose_device
+    from specstream.bench_report import Progress
+    from specstream.bench_setup import bench_model, named_as_typed
+    from specstream.options import SELF
+
+    options = chosen_options(given) | {"max_model_len": given.context, "max_num_seqs": given.batch}
+    options.setdefault("num_speculative_tokens", "auto")
+    device, progress = choose_device(given.device), Progress()
+    dtype = getattr(torch, given.dtype or ("float32" if device.type == "cpu" else "bfloat16"))
+    with named_as_typed():
+        with progress.working(f"making and capturing {given.target} and draft {given.draft}"):
+            target = bench_model(given.target, given.context, dtype, device)
+            draft = chosen_draft(given, target, dtype, device)
+            itself = draft is not None and draft.module is target.module
+            chosen: Any = SELF if itself else draft and draft.module
+            engine = specstream.compile(target.module, chosen, **options)
+        with closing(engine):
+            tuning = _tuned(engine, given, progress)
+    _report(tuning, given)
+    return 0
+
+
+def _tuned(engine: Engine, given: argparse.Namespace, progress: Progress) -> Tuning:
+    count = 0
+
+    def text() -> str:
+        return f"trial {count + 1} of {given.trials} at most"
+
+    with progress.listed(text()) as say:
+
+        def told(trial: Trial) -> None:
+            nonlocal count
+            count += 1
+            say(f"{count:>2}  {trial}", text())
+
+        return engine.tune(
+            acceptance=given.acceptance,
+            seconds=given.seconds,
+            most_trials=given.trials,
+            logdir=given.trace,
+            told=told,
+        )
+
+
+def _report(tuning: Tuning, given: argparse.Namespace) -> None:
+    from specstream.bench_report import report
+
+    if tuning.best is None:
+        raise UsageError(f"no trial succeeded; the first one: {tuning.trials[0].error}")
+    first = tuning.trials[0]
+    rows = {f"{number:>2}": str(trial) for number, trial in enumerate(tuning.trials, 1)}
+    rows["best"] = f"{tuning.best.settings}"
+    if first.tokens_per_second:
+        assert tuning.best.tokens_per_second is not None
+        rows["than untuned"] = f"{tuning.best.tokens_per_second / first.tokens_per_second:.2f} x as fast"
+    rows["kept in"] = "nothing: they could not be stored" if tuning.file is None else str(tuning.file)
+    report(f"{given.target}, draft {given.draft}, {tuning.workload}", rows, figures(tuning), given.json)
+
+
+def figures(tuning: Tuning) -> dict[str, Any]:
+    """A tuning for JSON."""
+    return {
+        "workload": asdict(tuning.workload),
+        "trials": [asdict(trial) for trial in tuning.trials],
+        "best": None if tuning.best is None else asdict(tuning.best.settings),
+        "file": None if tuning.file is None else str(tuning.file),
+    }

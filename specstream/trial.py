@@ -1,0 +1,133 @@
+"""How fast an engine is with some settings: a few rounds of requests with a random history."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import TYPE_CHECKING
+
+from specstream.bench_history import place_history
+from specstream.depth import expected_tokens
+from specstream.engine import Engine
+from specstream.graph import PartitionedModel
+from specstream.options import Options
+from specstream.parts import make_parts
+from specstream.tuned_settings import TunedSettings
+
+if TYPE_CHECKING:
+    from specstream.workload import Workload
+
+WARMUP = 8
+"""Rounds: each kind has occurred often enough to be replayed."""
+BLOCKS, ROUNDS = 3, 6
+"""The rate of a trial is the middle one of so many blocks of rounds."""
+HOPELESS = 0.8
+"""Part of the best rate: what is slower in its first block is not measured to the end."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Settings, and what came of them."""
+
+    settings: TunedSettings
+    predicted: float | None
+    """Tokens a second; None if that could not be told."""
+    tokens_per_second: float | None
+    """Measured; None if it failed."""
+    seconds: float
+    """That it took."""
+    error: str = ""
+    """What went wrong."""
+
+    @property
+    def figures(self) -> dict[str, float | None]:
+        """By the names under which TensorBoard shows them."""
+        return {
+            "tokens_per_second": self.tokens_per_second,
+            "predicted_tokens_per_second": self.predicted,
+            "trial_seconds": self.seconds,
+        }
+
+    def __str__(self) -> str:
+        measured = "failed" if self.tokens_per_second is None else f"{self.tokens_per_second:.2f} tokens/s"
+        predicted = "" if self.predicted is None else f" ({self.predicted:.2f} predicted)"
+        return f"{measured}{predicted}  {self.settings}{f': {self.error}' if self.error else ''}"
+
+
+Clock = Callable[[], float]
+
+
+class Stopwatch:
+    """Measures engines of two captured models."""
+
+    def __init__(
+        self,
+        options: Options,
+        target: PartitionedModel,
+        draft: PartitionedModel | None,
+        workload: Workload,
+        clock: Clock = time.perf_counter,
+    ) -> None:
+        """`options` are those that settings are put into; acceptance is made up as the workload says."""
+        if draft is not None:
+            options = replace(
+                options,
+                rejection_sample_method="synthetic",
+                synthetic_acceptance_rate=workload.acceptance,
+                synthetic_acceptance_length=None,
+            )
+        self.options, self.target, self.draft, self.workload, self.clock = options, target, draft, workload, clock
+
+    def rate(self, settings: TunedSettings, best: float) -> float:
+        """Tokens a second, of all requests together: verifications, times what one is expected to give.
+
+        Args:
+            best: the highest rate so far.
+
+        Raises:
+            Whatever making the engine or a round raises; OutOfBudget above all.
+        """
+        depth = 0 if self.draft is None else settings.num_speculative_tokens
+        tokens = expected_tokens(self.workload.acceptance, depth)
+        with closing(Engine(make_parts(settings.given_to(self.options), self.target, self.draft))) as engine:
+            self._start(engine, depth)
+            rates = list[float]()
+            for _ in range(BLOCKS):
+                rates.append(tokens * self._verifications(engine, depth, ROUNDS))
+                if rates[0] < HOPELESS * best:
+                    break
+            return median(rates)
+
+    def _start(self, engine: Engine, depth: int) -> None:
+        """Seats the requests, far enough from their ends, and runs what is not measured."""
+        engine.reset()
+        room = min(self.workload.context // 2, (depth + 1) * (WARMUP + BLOCKS * ROUNDS + 1))
+        for seed in range(self.workload.batch):
+            place_history(engine, self.workload.context - room, max_new_tokens=room, seed=seed)
+        for _ in range(WARMUP):
+            self._step(engine, depth)
+
+    def _verifications(self, engine: Engine, depth: int, rounds: int) -> float:
+        """Of all requests together, in a second."""
+        seconds, verified = 0.0, 0
+        for _ in range(rounds):
+            if self._left(engine) <= depth + 1:
+                self._start(engine, depth)
+            before, start = engine.metrics().num_verify_rounds, self.clock()
+            engine.step()
+            seconds += self.clock() - start
+            verified += engine.metrics().num_verify_rounds - before
+        return verified / seconds
+
+    def _step(self, engine: Engine, depth: int) -> None:
+        if self._left(engine) > depth + 1:
+            engine.step()
+
+    def _left(self, engine: Engine) -> int:
+        """Tokens to the end of the request that is nearest to its own; 0 if one has ended."""
+        running = engine._scheduler.running
+        left = [sequence.limit - len(sequence.tokens) for sequence in running]
+        return min(left) if len(left) == self.workload.batch else 0

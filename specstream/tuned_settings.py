@@ -1,0 +1,112 @@
+"""What can be tuned: sizes of chunks, groups and ring, the number of candidates, and when they are drafted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from typing import Any, Literal
+
+from specstream.depth import DEPTHS
+from specstream.errors import OutOfBudget
+from specstream.memory import OWN_DEVICE_CHUNK
+from specstream.options import Options
+from specstream.planning import Planning
+
+CHUNKS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+"""Tokens."""
+MORE_DEPTHS = (*DEPTHS, 24, 32)
+OF_TARGET = ("chunk_tokens", "group_chunks", "staging_slots")
+"""Settings that there are without a draft too."""
+Drafting = Literal["sequential", "cohorts", "lookahead", "off"]
+
+
+@dataclass(frozen=True)
+class TunedSettings:
+    """Values of options that an engine would otherwise choose by what it predicts."""
+
+    chunk_tokens: int
+    group_chunks: int
+    staging_slots: int
+    num_speculative_tokens: int
+    drafting: Drafting
+
+    @classmethod
+    def chosen(cls, options: Options, planning: Planning) -> TunedSettings:
+        """What an engine of these options would have.
+
+        Raises:
+            OutOfBudget: memory that does not suffice.
+        """
+        settled = planning.settled(options)
+        memory = planning.memory(settled)
+        drafting: Drafting = "off" if settled.drafting == "auto" else settled.drafting
+        return cls(
+            memory.layout.chunk_tokens,
+            memory.chunks_per_group,
+            memory.staging_slots,
+            settled.most_candidates,
+            drafting,
+        )
+
+    def given_to(self, options: Options) -> Options:
+        """The options with these values where they say "auto"."""
+        settings: dict[str, Any] = {name: getattr(self, name) for name in open_settings(options)}
+        return replace(options, **settings)
+
+    def __str__(self) -> str:
+        drafts = "" if self.drafting == "off" else f", {self.num_speculative_tokens} candidates, {self.drafting}"
+        return f"chunks of {self.chunk_tokens}, {self.group_chunks} a group, {self.staging_slots} slots{drafts}"
+
+
+def open_settings(options: Options) -> list[str]:
+    """Which are left to be chosen."""
+    return [field.name for field in fields(TunedSettings) if getattr(options, field.name) == "auto"]
+
+
+def changes(options: Options, planning: Planning) -> dict[str, Callable[[TunedSettings], Sequence[TunedSettings]]]:
+    """For each setting that is open, what settings become with other values of it; those that do not fit are left out.
+
+    Chunks bring their own groups and ring, numbers of candidates and policies their own ring, if those are open too.
+    """
+    names = open_settings(options)
+    if planning.draft is None:
+        names = [name for name in names if name in OF_TARGET]
+    return {name: partial(_changed, name, options, planning) for name in ORDER if name in names}
+
+
+ORDER = ("drafting", "num_speculative_tokens", "chunk_tokens", "group_chunks", "staging_slots")
+FOLLOW = {
+    "drafting": ("staging_slots",),
+    "num_speculative_tokens": ("staging_slots",),
+    "chunk_tokens": ("group_chunks", "staging_slots"),
+}
+"""What is chosen anew when a setting changes."""
+
+
+def _changed(name: str, options: Options, planning: Planning, now: TunedSettings) -> list[TunedSettings]:
+    found = []
+    for value in _values(name, options, planning, now):
+        settings: dict[str, Any] = {each: getattr(now, each) for each in open_settings(options)}
+        settings |= {each: "auto" for each in FOLLOW.get(name, ()) if each in settings}
+        try:
+            found.append(TunedSettings.chosen(replace(options, **settings | {name: value}), planning))
+        except OutOfBudget:
+            continue
+    return [settings for settings in dict.fromkeys(found) if settings != now]
+
+
+def _values(name: str, options: Options, planning: Planning, now: TunedSettings) -> Sequence[int | str]:
+    if name == "drafting":
+        if planning.profile.device_memory_bytes is None:  # drafts do not run beside the target there
+            return ["sequential"]
+        return [*(["cohorts"] if options.max_num_seqs > 1 else []), "sequential", "lookahead"]
+    if name == "num_speculative_tokens":
+        return MORE_DEPTHS
+    if name == "chunk_tokens":
+        least = OWN_DEVICE_CHUNK if planning.free_device is not None else CHUNKS[0]
+        return [chunk for chunk in CHUNKS if chunk >= least]
+    if name == "group_chunks":
+        return [max(1, now.group_chunks // 4), max(1, now.group_chunks // 2), 2 * now.group_chunks]
+    layers = planning.target.spec.num_layers
+    return sorted({2, 3, 4, 8, *(slots for slots in range(2, 19) if layers % slots == 0)})

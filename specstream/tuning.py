@@ -1,0 +1,219 @@
+"""`engine.tune()`: the fastest settings for this machine, these models and a workload, by measuring a few."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields, replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from specstream.caller import warn_caller
+from specstream.depth import expected_tokens
+from specstream.errors import InvalidOption, MissingExtra, OutOfBudget, shortened
+from specstream.options import Options
+from specstream.parts import EngineParts, planning_of
+from specstream.planning import Planning
+from specstream.policy import period_us, turns, usual_round
+from specstream.profile_cache import WAY_OUT
+from specstream.rehearsal import rehearse
+from specstream.settings_search import Search, best_of
+from specstream.speculate import ASSUMED_ACCEPTANCE
+from specstream.trial import Stopwatch, Trial
+from specstream.tuned_cache import store_tuned, tuned_file
+from specstream.tuned_settings import OF_TARGET, TunedSettings, changes, open_settings
+from specstream.workload import Workload
+
+if TYPE_CHECKING:
+    from specstream.engine import Engine
+    from specstream.traces.hparams import HParamsLog
+
+MOST_TRIALS, MOST_SECONDS = 12, 90.0
+Told = Callable[[Trial], None]
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What was measured, and which settings the engine goes on with."""
+
+    workload: Workload
+    trials: tuple[Trial, ...]
+    """In the order in which they were measured; the first one has what the engine would choose untuned."""
+    best: Trial | None
+    """None if no trial succeeded."""
+    file: Path | None
+    """Where the settings are kept, from which other engines like this one take them; None if they are not."""
+
+    def __str__(self) -> str:
+        lines = [f"{trial}{'  <- best' if trial is self.best else ''}" for trial in self.trials]
+        return "\n".join([f"tuned for {self.workload}", *lines])
+
+
+def tune(
+    engine: Engine,
+    *,
+    context: int | None = None,
+    batch: int | None = None,
+    acceptance: float = ASSUMED_ACCEPTANCE,
+    seconds: float = MOST_SECONDS,
+    most_trials: int = MOST_TRIALS,
+    logdir: str | Path | None = None,
+    told: Told | None = None,
+) -> Tuning:
+    """Finds the fastest values of the options that were left at "auto", and has the engine go on with them.
+
+    Those are chunk_tokens, group_chunks, staging_slots, num_speculative_tokens and drafting. Each trial is an engine of
+    its own, which decodes requests with a random history for a few rounds; its first one has what would be chosen
+    untuned. No greedy and no coupled token depends on what is found, nor the distribution of any other sample. What is
+    found is stored: engines that are compiled with the same options for models of the same shapes use it.
+
+    Args:
+        context, batch: tokens of each request and requests; None: max_model_len and max_num_seqs.
+        acceptance: the chance that a candidate is right if those before it are.
+        seconds: no trial begins later.
+        most_trials: how many there are, at most.
+        logdir: where trials are written for TensorBoard's HParams; None: nowhere.
+        told: is called after each trial.
+
+    Raises:
+        InvalidOption: a value out of range, or nothing that is left to be chosen; requests that are waiting or run,
+            whose history is laid out in chunks.
+        OutOfBudget: not even untuned settings fit any more; the engine is closed then.
+        OSError: a trial could not be written to the logdir.
+        MissingExtra: a logdir without TensorBoard.
+        KeyboardInterrupt: of Ctrl-C. What was measured before counts.
+    """
+    parts = engine.parts
+    workload = Workload.of(engine.options, engine.memory, context, batch, acceptance)
+    _check(engine, seconds, most_trials)
+    log = None if logdir is None else _log(logdir)
+    trials = list[Trial]()
+
+    def note(trial: Trial) -> None:
+        trials.append(trial)
+        if log is not None:
+            log.add(asdict(trial.settings), trial.figures)
+        if told is not None:
+            told(trial)
+
+    try:
+        parts.close()  # each trial has the memory for itself
+        _collect()
+        with engine.calling_out():
+            measure_trials(parts, workload, seconds, most_trials, note)
+    finally:  # an interrupt leaves what was measured before it
+        best = best_trial(trials)
+        file = None if best is None else _stored(best, parts)
+        engine.use_anew(None if best is None else best.settings)
+    return Tuning(workload, tuple(trials), best, file)
+
+
+def measure_trials(
+    parts: EngineParts, workload: Workload, seconds: float, most_trials: int, note: Callable[[Trial], None]
+) -> None:
+    """Measures settings until no change of one helps, or the time is up; `note` is called after each trial.
+
+    Raises:
+        OutOfBudget: not even untuned settings fit.
+    """
+    started, requested = time.monotonic(), parts.requested
+    planning = planning_of(requested, parts.target, parts.draft)
+    stopwatch = Stopwatch(requested, parts.target, parts.draft, workload)
+    count = 0
+
+    def predict(settings: TunedSettings) -> float | None:
+        with suppress(OutOfBudget):
+            return predicted_rate(settings.given_to(requested), planning, workload)
+        return None
+
+    def measure(settings: TunedSettings, best: float) -> float | None:
+        nonlocal count
+        begun, rate, error = time.monotonic(), None, ""
+        try:
+            rate = stopwatch.rate(settings, best)
+        except Exception as failure:  # memory above all; the other settings are measured
+            error = shortened(str(failure)) or type(failure).__name__
+        _collect()
+        count += 1
+        note(Trial(settings, predict(settings), rate, time.monotonic() - begun, error))
+        return rate
+
+    def may_go_on() -> bool:
+        return count < most_trials and time.monotonic() - started < seconds
+
+    start = TunedSettings.chosen(requested, planning)
+    Search(predict, measure, may_go_on).run(start, changes(requested, planning))
+
+
+def predicted_rate(options: Options, planning: Planning, workload: Workload) -> float:
+    """Tokens a second that an engine of options without "auto" is predicted to give.
+
+    Raises:
+        OutOfBudget: memory that does not suffice.
+    """
+    memory, planner = planning.planned(options)
+    if rehearse(memory, options.max_num_seqs).running < workload.batch:
+        raise OutOfBudget(f"there is no room for {workload.batch} requests of {memory.max_model_len} tokens at a time")
+    by_turns = options.drafting == "cohorts" and workload.batch > 1
+    drafting = options.drafting if by_turns or options.drafting != "cohorts" else "sequential"
+    here = replace(options, max_num_seqs=workload.batch, drafting=drafting)
+    spec, depth = usual_round(here, replace(memory, max_model_len=workload.context)), options.most_candidates
+    if planning.draft is None:
+        spec, depth = replace(spec, draft_steps=0), 0
+    tokens = workload.batch * expected_tokens(workload.acceptance, depth)
+    return 1e6 * tokens / (turns(here) * period_us(planner, spec))
+
+
+def best_trial(trials: list[Trial]) -> Trial | None:
+    """The fastest one; an earlier one unless it is clearly slower."""
+    rates = {trial.settings: trial.tokens_per_second for trial in trials}
+    best = best_of(rates)
+    return next((trial for trial in trials if trial.settings == best), None)
+
+
+def _check(engine: Engine, seconds: float, most_trials: int) -> None:
+    """Raises InvalidOption for what cannot be tuned, or not now."""
+    for name, value in {"seconds": seconds, "most_trials": most_trials}.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+            raise InvalidOption(name, value, "a positive number")
+    if unfinished := len(engine._unfinished()):
+        way_out = "Run them to their ends, or cancel them; chunk sizes lay out the memory that they are in."
+        raise InvalidOption("tune", f"{unfinished} requests that wait or run", "an engine without requests", way_out)
+    if engine.recorder is not None:
+        raise InvalidOption("tune", "an engine that is traced", "one that is not", "Leave the trace first.")
+    names = [field.name for field in fields(TunedSettings)]
+    drafts = engine.parts.draft is not None
+    if not [name for name in open_settings(engine.parts.requested) if drafts or name in OF_TARGET]:
+        allowed = f'at least one of {", ".join(names if drafts else OF_TARGET)} left at "auto"'
+        raise InvalidOption("tune", "an engine whose settings are all given", allowed, "Compile without some of them.")
+
+
+def _log(logdir: str | Path) -> HParamsLog:
+    try:
+        from specstream.traces.hparams import HParamsLog
+    except ImportError as error:
+        raise MissingExtra("logs of trials", "tensorboard", "tensorboard") from error
+    return HParamsLog(logdir, datetime.now(timezone.utc).strftime("tune_%Y-%m-%d_%H-%M-%S"))
+
+
+def _stored(best: Trial, parts: EngineParts) -> Path | None:
+    file = tuned_file(parts.requested, parts.target, parts.draft)
+    assert best.tokens_per_second is not None
+    try:
+        store_tuned(best.settings, best.tokens_per_second, parts.target.spec, file)
+    except OSError as error:
+        warn_caller(f"what was tuned cannot be stored ({error}), only used by this engine: {WAY_OUT}")
+        return None
+    return file
+
+
+def _collect() -> None:
+    """Frees what an engine that is gone has left."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
