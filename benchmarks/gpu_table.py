@@ -129,6 +129,15 @@ ROWS = {
         )
         for name, (batch, context) in COHORTS.items()
     },
+    **{
+        f"tune-{figure}-{name}": Row(f"tuned_over_grid.py --batch {batch} --context {context}", field, **bar)
+        for name, (batch, context) in {"1x32K": (1, 32 * K), "8x8K": (8, 8 * K)}.items()
+        for figure, field, bar in (
+            ("grid", "tuned_over_grid", {"at_least": 0.98}),
+            ("untuned", "untuned_over_grid", {"at_least": 0.93}),
+            ("seconds", "tuning_seconds", {"at_most": 90}),
+        )
+    },
     "trace": Row("trace_overhead.py", "overhead", at_most=0.02),
     "self-acceptance": Row(SELF_DRAFT, "acceptance", at_least=0.88),
     "self-texts": Row(SELF_DRAFT, "beyond_near_ties", at_most=0),
@@ -136,8 +145,8 @@ ROWS = {
     "self-sequential": Row(SELF_DRAFT_THROUGHPUT, "over_sequential", at_least=1.3),
 }
 """Link utilization but for: e and i in ms, k in GiB, n-logits a difference of logits, n-texts and self-texts counts,
-self-acceptance a chance, trace a share; f, g, h, j, l, of cohorts exposed and round, self-off and self-sequential are
-quotients."""
+self-acceptance a chance, trace a share; f, g, h, j, l, of cohorts exposed and round, tune but for its seconds,
+self-off and self-sequential are quotients."""
 
 
 def chosen(names: str | None) -> dict[str, Row]:

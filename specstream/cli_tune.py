@@ -47,7 +47,9 @@ def add_tune(commands: Any) -> None:
         help="the chance that a candidate is right if those before it are (0.8)",
     )
     limits = tune.add_argument_group("effort")
-    limits.add_argument("--seconds", type=positive, default=90, metavar="N", help="no trial begins later (90)")
+    limits.add_argument(
+        "--seconds", type=positive, default=90, metavar="N", help="no trial begins that may end later (90)"
+    )
     limits.add_argument("--trials", type=positive, default=12, metavar="N", help="at most (12)")
     tune.add_argument("--trace", metavar="DIR", help="write trials there, for tensorboard --logdir DIR, tab HPARAMS")
     add_device(tune)
@@ -108,12 +110,10 @@ def _report(tuning: Tuning, given: argparse.Namespace) -> None:
 
     if tuning.best is None:
         raise UsageError(f"no trial succeeded; the first one: {tuning.trials[0].error}")
-    first = tuning.trials[0]
     rows = {f"{number:>2}": str(trial) for number, trial in enumerate(tuning.trials, 1)}
     rows["best"] = f"{tuning.best.settings}"
-    if first.tokens_per_second:
-        assert tuning.best.tokens_per_second is not None
-        rows["than untuned"] = f"{tuning.best.tokens_per_second / first.tokens_per_second:.2f} x as fast"
+    if tuning.gain is not None:
+        rows["than untuned"] = f"{tuning.gain:.2f} x as fast"
     rows["kept in"] = "nothing: they could not be stored" if tuning.file is None else str(tuning.file)
     report(f"{given.target}, draft {given.draft}, {tuning.workload}", rows, figures(tuning), given.json)
 

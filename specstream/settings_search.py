@@ -1,4 +1,4 @@
-"""The search for the fastest settings: from those an engine would choose itself, one after another is changed.
+"""The search for the fastest settings: from those an engine would choose itself, one is changed after another.
 
 Of each only values are measured with which the planner, whose figures are good to a few per cent, does not predict much
 less. What is measured decides.
@@ -6,7 +6,7 @@ less. What is measured decides.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -16,8 +16,6 @@ WORTH_MEASURING = 0.85
 """Part of the best prediction: with less, a value is not measured."""
 LEAST_GAIN = 1.01
 """By what factor a measured rate must be higher than the best to take its place: less is noise."""
-VALUES_OF_A_SETTING = 3
-"""That are measured in a row, the most promising ones."""
 
 
 def best_of(rates: Mapping[Choice, float | None]) -> Choice | None:
@@ -48,27 +46,30 @@ class Search(Generic[Choice]):
         return best_of(self.measured)
 
     def run(self, start: Choice, changed: Mapping[str, Callable[[Choice], Sequence[Choice]]]) -> None:
-        """Searches until no change helps, or there is no time.
+        """Searches until nothing promising is left, or there is no time.
 
         Args:
             start: measured first.
-            changed: for each setting, what a choice becomes with other values of it.
+            changed: for each setting, what a choice becomes with other values of it. By turns each setting's most
+                promising value is measured, from the best choice so far.
         """
         self._look_at(start)
-        before: Choice | None = None
-        while self.best is not None and self.best != before:
-            before = self.best
+        before = 0
+        while before < len(self.measured):
+            before = len(self.measured)
             for others in changed.values():
-                for choice in self._promising(others(self.best)):
+                best = self.best
+                choice = None if best is None else self._most_promising(best, others(best))
+                if choice is not None:
                     self._look_at(choice)
 
-    def _promising(self, choices: Sequence[Choice]) -> Iterator[Choice]:
-        predicted = {choice: self.predict(choice) for choice in choices if choice not in self.measured}
-        known = {choice: rate for choice, rate in predicted.items() if rate is not None}
-        best = self.best
-        least = WORTH_MEASURING * max([*known.values(), (best and self.predict(best)) or 0.0])
-        order = sorted(known, key=lambda choice: -known[choice])
-        yield from [choice for choice in order if known[choice] >= least][:VALUES_OF_A_SETTING]
+    def _most_promising(self, best: Choice, choices: Sequence[Choice]) -> Choice | None:
+        """Of those that are not measured the one with the highest prediction, if that is worth measuring."""
+        known = {choice: self.predict(choice) or 0.0 for choice in choices if choice not in self.measured}
+        choice = max(known, key=known.__getitem__, default=None)
+        if choice is None or known[choice] <= 0 or known[choice] < WORTH_MEASURING * (self.predict(best) or 0.0):
+            return None
+        return choice
 
     def _look_at(self, choice: Choice) -> None:
         if choice not in self.measured and (not self.measured or self.may_go_on()):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any, Literal
 
 from specstream.depth import DEPTHS
 from specstream.errors import OutOfBudget
-from specstream.memory import OWN_DEVICE_CHUNK
+from specstream.memory import OWN_DEVICE_CHUNK, resolve_max_model_len
 from specstream.options import Options
 from specstream.planning import Planning
 
@@ -67,7 +68,7 @@ def open_settings(options: Options) -> list[str]:
 def changes(options: Options, planning: Planning) -> dict[str, Callable[[TunedSettings], Sequence[TunedSettings]]]:
     """For each setting that is open, what settings become with other values of it; those that do not fit are left out.
 
-    Chunks bring their own groups and ring, numbers of candidates and policies their own ring, if those are open too.
+    Groups of other chunks have as many tokens; a number of candidates or a policy brings its own ring, if that is open.
     """
     names = open_settings(options)
     if planning.draft is None:
@@ -76,23 +77,19 @@ def changes(options: Options, planning: Planning) -> dict[str, Callable[[TunedSe
 
 
 ORDER = ("drafting", "num_speculative_tokens", "chunk_tokens", "group_chunks", "staging_slots")
-FOLLOW = {
-    "drafting": ("staging_slots",),
-    "num_speculative_tokens": ("staging_slots",),
-    "chunk_tokens": ("group_chunks", "staging_slots"),
-}
-"""What is chosen anew when a setting changes."""
+BRING_A_RING = ("drafting", "num_speculative_tokens")
 
 
 def _changed(name: str, options: Options, planning: Planning, now: TunedSettings) -> list[TunedSettings]:
-    found = []
+    names, found = open_settings(options), list[TunedSettings]()
     for value in _values(name, options, planning, now):
-        settings: dict[str, Any] = {each: getattr(now, each) for each in open_settings(options)}
-        settings |= {each: "auto" for each in FOLLOW.get(name, ()) if each in settings}
-        try:
-            found.append(TunedSettings.chosen(replace(options, **settings | {name: value}), planning))
-        except OutOfBudget:
-            continue
+        settings: dict[str, Any] = {each: getattr(now, each) for each in names} | {name: value}
+        if name in BRING_A_RING and "staging_slots" in names:
+            settings["staging_slots"] = "auto"
+        if name == "chunk_tokens" and "group_chunks" in names:
+            settings["group_chunks"] = max(1, now.group_chunks * now.chunk_tokens // settings[name])
+        with suppress(OutOfBudget):
+            found.append(TunedSettings.chosen(replace(options, **settings), planning))
     return [settings for settings in dict.fromkeys(found) if settings != now]
 
 
@@ -107,6 +104,7 @@ def _values(name: str, options: Options, planning: Planning, now: TunedSettings)
         least = OWN_DEVICE_CHUNK if planning.free_device is not None else CHUNKS[0]
         return [chunk for chunk in CHUNKS if chunk >= least]
     if name == "group_chunks":
-        return [max(1, now.group_chunks // 4), max(1, now.group_chunks // 2), 2 * now.group_chunks]
+        most = -(-resolve_max_model_len(options, planning.target.spec) // now.chunk_tokens)
+        return [*(1 << power for power in range(most.bit_length())), most]
     layers = planning.target.spec.num_layers
     return sorted({2, 3, 4, 8, *(slots for slots in range(2, 19) if layers % slots == 0)})

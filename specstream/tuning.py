@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,11 +44,19 @@ class Tuning:
 
     workload: Workload
     trials: tuple[Trial, ...]
-    """In the order in which they were measured; the first one has what the engine would choose untuned."""
+    """In the order in which they were measured; the first one, and the last if others were faster, have what the engine
+    would choose untuned."""
     best: Trial | None
     """None if no trial succeeded."""
     file: Path | None
     """Where the settings are kept, from which other engines like this one take them; None if they are not."""
+
+    @property
+    def gain(self) -> float | None:
+        """How many times as fast the best settings are as untuned ones; None if either could not be measured."""
+        untuned = best_trial([trial for trial in self.trials if trial.settings == self.trials[0].settings])
+        best, before = (trial and trial.tokens_per_second for trial in (self.best, untuned))
+        return best / before if best and before else None
 
     def __str__(self) -> str:
         lines = [f"{trial}{'  <- best' if trial is self.best else ''}" for trial in self.trials]
@@ -75,7 +84,7 @@ def tune(
     Args:
         context, batch: tokens of each request and requests; None: max_model_len and max_num_seqs.
         acceptance: the chance that a candidate is right if those before it are.
-        seconds: no trial begins later.
+        seconds: no trial begins, but for the first, that may end later.
         most_trials: how many there are, at most.
         logdir: where trials are written for TensorBoard's HParams; None: nowhere.
         told: is called after each trial.
@@ -121,7 +130,7 @@ def measure_trials(
     Raises:
         OutOfBudget: not even untuned settings fit.
     """
-    started, requested = time.monotonic(), parts.requested
+    started, longest, requested = time.monotonic(), 0.0, parts.requested
     planning = planning_of(requested, parts.target, parts.draft)
     stopwatch = Stopwatch(requested, parts.target, parts.draft, workload)
     count = 0
@@ -132,7 +141,7 @@ def measure_trials(
         return None
 
     def measure(settings: TunedSettings, best: float) -> float | None:
-        nonlocal count
+        nonlocal count, longest
         begun, rate, error = time.monotonic(), None, ""
         try:
             rate = stopwatch.rate(settings, best)
@@ -140,14 +149,19 @@ def measure_trials(
             error = shortened(str(failure)) or type(failure).__name__
         _collect()
         count += 1
-        note(Trial(settings, predict(settings), rate, time.monotonic() - begun, error))
+        took = time.monotonic() - begun
+        longest = max(longest, took)
+        note(Trial(settings, predict(settings), rate, took, error))
         return rate
 
-    def may_go_on() -> bool:
-        return count < most_trials and time.monotonic() - started < seconds
+    def may_go_on(but: int = 0) -> bool:
+        return count + but < most_trials and time.monotonic() + longest - started < seconds
 
     start = TunedSettings.chosen(requested, planning)
-    Search(predict, measure, may_go_on).run(start, changes(requested, planning))
+    search = Search(predict, measure, partial(may_go_on, but=1))
+    search.run(start, changes(requested, planning))
+    if search.best != start and may_go_on():
+        measure(start, 0.0)  # once more: whatever a process does for the first time fell on its first trial
 
 
 def predicted_rate(options: Options, planning: Planning, workload: Workload) -> float:
@@ -170,10 +184,13 @@ def predicted_rate(options: Options, planning: Planning, workload: Workload) -> 
 
 
 def best_trial(trials: list[Trial]) -> Trial | None:
-    """The fastest one; an earlier one unless it is clearly slower."""
-    rates = {trial.settings: trial.tokens_per_second for trial in trials}
-    best = best_of(rates)
-    return next((trial for trial in trials if trial.settings == best), None)
+    """The fastest one; an earlier one unless it is clearly slower. Of two with the same settings the faster counts."""
+    fastest: dict[TunedSettings, Trial] = {}
+    for trial in trials:
+        before = fastest.get(trial.settings, trial)
+        fastest[trial.settings] = max(before, trial, key=lambda each: each.tokens_per_second or 0.0)
+    best = best_of({settings: trial.tokens_per_second for settings, trial in fastest.items()})
+    return None if best is None else fastest[best]
 
 
 def _check(engine: Engine, seconds: float, most_trials: int) -> None:

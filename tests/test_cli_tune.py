@@ -1,0 +1,63 @@
+"""`specstream tune`: its table, its JSON, its trials for TensorBoard, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from specstream import cli, tuning
+
+PAIR = ["tune", "--target", "tiny", "--draft", "tiny", "--context", "256", "--batch", "2", "--device", "cpu"]
+FEW = [*PAIR, "--gpu-kv-budget", "600KiB", "--trials", "3"]
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def test_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(FEW) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("tiny, draft tiny, 2 x 256 tokens, acceptance 0.8\n")
+    for row in (" 1  ", " 2  ", "best  ", "than untuned  ", "kept in  "):
+        assert f"\n{row}" in shown
+    assert "candidates" in shown
+
+
+def test_figures_and_trials(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([*FEW, "--json", "-", "--trace", str(tmp_path / "log"), "--num-speculative-tokens", "2"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert figures["workload"] == {"context": 256, "batch": 2, "acceptance": 0.8}
+    assert 1 <= len(figures["trials"]) <= 3
+    assert {trial["settings"]["num_speculative_tokens"] for trial in figures["trials"]} == {2}
+    assert figures["best"] in [trial["settings"] for trial in figures["trials"]]
+    assert Path(figures["file"]).exists()
+    (folder,) = (tmp_path / "log").iterdir()
+    assert len(list(folder.glob("trial-*/events*"))) == len(figures["trials"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--acceptance", "2"], "acceptance: got 2.0; allowed: a number from 0 to 1"),
+        (["--chunk-tokens", "0"], "--chunk-tokens: got 0"),
+        (["--gpu-kv-budget", "1KiB"], "--gpu-kv-budget is 1.00 KiB; the least that works"),
+        (["--trace", "/dev/null/log"], "--trace /dev/null/log: it has to be a folder"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_done_is_refused(arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([*PAIR, *arguments]) == cli.USAGE
+    assert text in capsys.readouterr().err
+
+
+def test_an_interrupt_ends_it(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tuning, "measure_trials", interrupted)
+    assert cli.main(FEW) == cli.INTERRUPTED
+    assert capsys.readouterr().err.endswith("specstream: interrupted\n")
