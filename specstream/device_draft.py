@@ -16,6 +16,7 @@ from specstream.device_accept import SeatTables
 from specstream.kernel_attention import KernelAttention
 from specstream.kernels.accept import Best, Method, propose
 from specstream.kernels.draft_rows import DraftRows, Verified, Window, place_rows
+from specstream.kernels.noisy_scores import noisy_scores
 from specstream.kernels.process import process
 from specstream.mirror import Mirror
 from specstream.recurring import Recurring
@@ -39,9 +40,12 @@ class DeviceDraft:
         tables: SeatTables,
         draft_sample_method: Literal["greedy", "probabilistic"],
         rows_of_seat: Literal[1, 2] = 2,
+        noisy_guesses: bool = False,
     ) -> None:
-        """`rows_of_seat` are two where it is not known what was produced before the first step begins."""
+        """`rows_of_seat` are two where it is not known what was produced before the first step begins. Guesses are
+        noisy if the noise is known by which requests that sample choose their tokens."""
         self.drafter, self.tables, self.draft_sample_method = drafter, tables, draft_sample_method
+        self.noisy_guesses = noisy_guesses
         seats, device, blocks = tables.seats, tables.device, drafter.blocks
         sizes = TableSizes(
             seats=seats,
@@ -154,7 +158,8 @@ class DeviceDraft:
         scores, best_key = process(self.drafter.sized(logits[0, : tables.seats]), **tables.settings(used))
         guesses = tables.found.device["guesses"]
         if guesses.shape[2]:
-            guesses.index_copy_(1, self._step[:1], scores.topk(guesses.shape[2]).indices[:, None])
+            likely = noisy_scores(tables.proposed, scores, self._step[:1]) if self.noisy_guesses else scores
+            guesses.index_copy_(1, self._step[:1], likely.topk(guesses.shape[2]).indices[:, None])
         best = Best(best_key, tables.found.device["next_tops"])
         propose(tables.proposed, scores, self._step[:1], method, self.draft_sample_method, drawn_from, best)
 

@@ -285,8 +285,9 @@ class DeviceRounds:
         """`known`: whether what was produced is, before the steps begin."""
         if tables not in self._drafts:
             assert self.drafter is not None
-            method = self.speculation.draft_sample_method
-            self._drafts[tables] = DeviceDraft(self.drafter, tables, method, 1 if known else 2)
+            drawn, accepted = self.speculation.draft_sample_method, self.speculation.rejection_sample_method
+            noisy = accepted == "coupled"
+            self._drafts[tables] = DeviceDraft(self.drafter, tables, drawn, 1 if known else 2, noisy_guesses=noisy)
         return self._drafts[tables]
 
 

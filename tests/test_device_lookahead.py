@@ -8,15 +8,16 @@ import pytest
 
 pytest.importorskip("triton")
 
-from specstream import planning, speculator
+from specstream import lookahead, planning, speculator
 from specstream.depth import Depths
 from specstream.device_rounds import DeviceRounds
-from specstream.lookahead import SECOND_MODEL, FanOut, Lookahead
+from specstream.lookahead import SECOND_MODEL, FanOut, Lookahead, Outcome
 from specstream.scheduler import RequestRows
 from specstream.speculate import Candidates
 from tests.test_device_rounds import PROMPTS, SAMPLED, check_same, engine_of, near, small, texts, tiny
 
 pytestmark = pytest.mark.interpreter
+Outcomes = list[Outcome]
 __all__ = ["small"]  # a fixture: what a round is cut into
 
 
@@ -47,6 +48,29 @@ def test_lookahead(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(foreseen) == {True, False}
     assert drafted_now
     assert all(drafted_now)
+
+
+@pytest.mark.parametrize("method", ["greedy", "coupled"])
+def test_guesses_are_those_of_the_host(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the noise of the target's own choice: without it few outcomes of coupled samples are foreseen."""
+    monkeypatch.setattr(planning, "SECOND_MODEL", FanOut(6, SECOND_MODEL.rank_shares))
+    options: dict[str, Any] = {"num_speculative_tokens": 3, "drafting": "lookahead"}
+    arguments: dict[str, Any] = {} if method == "greedy" else SAMPLED | {"temperature": 1.5}
+    options |= {} if method == "greedy" else {"rejection_sample_method": method}
+    seen: list[list[Outcomes]] = []
+    likely_outcomes = lookahead.likely_outcomes
+
+    def noted(*given: Any) -> Outcomes:
+        found = likely_outcomes(*given)
+        seen[-1].append(found)
+        return found
+
+    monkeypatch.setattr(lookahead, "likely_outcomes", noted)
+    for kernels in (False, True):
+        seen.append([])
+        texts(engine_of(tiny(), near(), kernels, **options), PROMPTS[:1], max_new_tokens=10, **arguments)
+    assert len(seen[0]) > 2
+    assert seen[1] == seen[0]
 
 
 @pytest.mark.parametrize("window", [None, 8])

@@ -85,6 +85,11 @@ build(upload._upload_kernel, TILE=1024)
 TYPES["times"] = "*i64"
 build(stamp._stamp_kernel, 1)
 
+from specstream.kernels import noisy_scores
+
+TYPES["out"] = "*fp64"
+build(noisy_scores._noise_kernel, TILE=1024)
+
 from specstream.kernels import process, survivors, threshold, threshold_passes
 
 KEYS = ("best_key", "least_key", "bound_key", "threshold_key", "survivors", "survivor_count")
