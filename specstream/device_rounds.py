@@ -14,7 +14,7 @@ from specstream.device_draft import DeviceDraft, Kind, leading
 from specstream.kernel_settings import KernelSettings
 from specstream.load_kernels import ROWS_OF_A_PROMPT, load_kernels, seat_counts
 from specstream.scheduler import RequestRows
-from specstream.speculate import Candidates, Speculation
+from specstream.speculate import DRAWN_FROM_DTYPE, Candidates, Speculation
 from specstream.streams import own_stream
 from specstream.token_scores import Kept
 
@@ -43,7 +43,7 @@ class DrawnFrom:
 
     def __init__(self, seats: int, depth: int, vocab: int, device: torch.device) -> None:
         with torch.inference_mode(False):
-            self.whole = torch.empty(seats, depth, vocab, dtype=torch.float64, device=device)
+            self.whole = torch.empty(seats, depth, vocab, dtype=DRAWN_FROM_DTYPE, device=device)
         self.parts = [list(seat) for seat in self.whole]
         """By seat and candidate, [vocab]."""
 
@@ -81,7 +81,8 @@ class DeviceRounds:
         self._drafted_depth, self._guesses = depth + self._looks_ahead, speculation.guesses
         self._most_others = max_seats + (self.drafter.branches.count if self.drafter is not None else 0)
         self._drafts: dict[SeatTables, DeviceDraft] = {}
-        self._drawn_from: dict[SeatTables, DrawnFrom] = {}
+        self._drawn_from: dict[bool, DrawnFrom] = {}
+        """Of requests that verify and, with True, of others: a draft step may write to every seat's."""
         self._rows: list[RequestRows] = []
         self._drafted: list[RequestRows] = []
         self._size = self._others_size = 0
@@ -273,13 +274,20 @@ class DeviceRounds:
 
     def _drawn(self, tables: SeatTables, kind: Kind) -> Tensor | None:
         """What candidates were drawn from, where the round's rule needs it, float64 [seats, K, vocab]."""
-        return self._probabilities(tables).whole if kind[1] == "standard" else None
+        return self._probabilities(tables).whole[: tables.seats] if kind[1] == "standard" else None
 
     def _probabilities(self, tables: SeatTables) -> DrawnFrom:
-        """Those of requests that verify and of others are apart: a draft step may write to every seat's."""
-        if tables not in self._drawn_from:
-            self._drawn_from[tables] = DrawnFrom(tables.seats, tables.depth, self.vocab_size, self.device)
-        return self._drawn_from[tables]
+        """Those of all seats that there can be: tables of fewer use the first."""
+        others = tables in self._others.values()
+        if others not in self._drawn_from:
+            seats, depth = (self._most_others, self._drafted_depth) if others else (self.max_seats, self.depth)
+            self._drawn_from[others] = DrawnFrom(seats, depth, self.vocab_size, self.device)
+        return self._drawn_from[others]
+
+    @property
+    def drawn_from_bytes(self) -> int:
+        """That distributions take."""
+        return sum(kept.whole.nbytes for kept in self._drawn_from.values())
 
     def _draft_of(self, tables: SeatTables, *, known: bool = False) -> DeviceDraft:
         """`known`: whether what was produced is, before the steps begin."""

@@ -57,6 +57,8 @@ class MemoryPlan:
     draft_kv: int
     weights: int
     draft_weights: int
+    drawn_from: int = 0
+    """Distributions that candidates were drawn from, until they are accepted or not."""
 
     def resident_chunks(self, total: int, free_blocks: int, empty_seats: int) -> int:
         """Of a request's `total` chunks, how many stay on the device, so that every other empty seat keeps a tail."""
@@ -110,6 +112,7 @@ class MemoryPlan:
             "target weights": self.weights,
             "draft weights": self.draft_weights,
             "draft KV": self.draft_kv,
+            **({"draft distributions": self.drawn_from} if self.drawn_from else {}),
             f"ring of {self.staging_slots} x {self.chunks_per_group} chunks": self.ring,
             f"{self.num_blocks} blocks of {self.layout.chunk_tokens} tokens": self.device_kv - self.ring,
             f"prompt buffer of {PROMPT_SLOTS} x {self.prompt_chunks} chunks": self.prompt_buffer,
@@ -158,6 +161,7 @@ def plan_memory(
     weights: int,
     draft_weights: int = 0,
     draft_kv: int = 0,
+    drawn_from: int = 0,
     free_host: int | None = None,
     free_device: int | None = None,
     idle_bytes: int = 0,
@@ -165,7 +169,7 @@ def plan_memory(
     """Resolves every "auto" and checks the budgets.
 
     Args:
-        weights, draft_weights, draft_kv: bytes, for the account.
+        weights, draft_weights, draft_kv, drawn_from: bytes, for the account.
         free_host: free host memory in bytes; None asks the system.
         free_device: free memory of a device with memory of its own, weights loaded; None where the device is the host.
         idle_bytes: what the link can bring while no round is computed: an automatic ring on such a device has room for
@@ -196,7 +200,8 @@ def plan_memory(
         ring = _device_bytes(layout, wanted_slots, wanted_group, 0)
         room = int(free * DEVICE_SHARE)
         if free_device is not None:
-            room = int(free_device * OWN_DEVICE_SHARE) - draft_kv - PROMPT_SLOTS * prompt_chunks * layout.block_bytes
+            drafts = draft_kv + drawn_from
+            room = int(free_device * OWN_DEVICE_SHARE) - drafts - PROMPT_SLOTS * prompt_chunks * layout.block_bytes
         budget = max(least, min(ring + most, room))
     elif options.gpu_kv_budget == "min":
         budget = least
@@ -214,12 +219,12 @@ def plan_memory(
         (budget - _device_bytes(layout, slots, group, 0)) // layout.chunk_bytes, most // layout.chunk_bytes
     )
     taken = _device_bytes(layout, slots, group, num_blocks)
-    if free_device is not None and taken + draft_kv > free_device:
-        raise OutOfBudget(_device_too_full(options, taken, least, draft_kv, free_device))
+    if free_device is not None and taken + draft_kv + drawn_from > free_device:
+        raise OutOfBudget(_device_too_full(options, taken, least, (draft_kv, drawn_from), free_device))
     if num_blocks == most // layout.chunk_bytes:
         prompt_chunks = 0
     elif free_device is not None:  # with a smaller buffer, parts of prompts are smaller
-        left = free_device - taken - draft_kv
+        left = free_device - taken - draft_kv - drawn_from
         prompt_chunks = max(1, min(prompt_chunks, left // (PROMPT_SLOTS * layout.block_bytes)))
     resident = _resident(request_chunks, num_blocks, options.max_num_seqs, tail)
     host_chunks = request_chunks - resident
@@ -247,6 +252,7 @@ def plan_memory(
         host_budget=host_budget,
         extent_chunks=min(request_chunks, host_budget // layout.chunk_bytes),
         draft_kv=draft_kv,
+        drawn_from=drawn_from,
         weights=weights,
         draft_weights=draft_weights,
     )
@@ -333,14 +339,16 @@ def _shrink_ring(
     return slots, group
 
 
-def _device_too_full(options: Options, taken: int, least: int, draft_kv: int, free: int) -> str:
+def _device_too_full(options: Options, taken: int, least: int, of_draft: tuple[int, int], free: int) -> str:
+    (draft_kv, drawn_from), beside = of_draft, sum(of_draft)
     drafts = f" and the draft's KV {format_size(draft_kv)}" if draft_kv else ""
+    drafts += f", its distributions {format_size(drawn_from)}" if drawn_from else ""
     text = f"the target's KV on the device takes {format_size(taken)}{drafts}; {format_size(free)} are free there. "
-    if least + draft_kv <= free:
-        return text + f"Way out: a gpu_kv_budget of at most {format_size(free - draft_kv)}; {format_size(least)} works"
+    if least + beside <= free:
+        return text + f"Way out: a gpu_kv_budget of at most {format_size(free - beside)}; {format_size(least)} works"
     smaller = "a smaller draft_window, " if draft_kv and options.draft_window is None else ""
     return text + (
-        f"The least that works is {format_size(least + draft_kv)}. Ways out: {smaller}fewer max_num_seqs, smaller "
+        f"The least that works is {format_size(least + beside)}. Ways out: {smaller}fewer max_num_seqs, smaller "
         f"chunk_tokens, or a device with more memory"
     )
 

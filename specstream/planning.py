@@ -21,6 +21,7 @@ from specstream.options import Options
 from specstream.planner import Planner
 from specstream.policy import choose_drafting
 from specstream.round_work import NO_DRAFT, DraftWork
+from specstream.speculate import DRAWN_FROM_DTYPE
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,18 @@ class Planning:
         window, own_device = self.window(options), self.free_device is not None
         return draft_kv_bytes(options, self.draft.spec, window, self.fan_out, own_device=own_device)
 
+    def drawn_from(self, options: Options) -> int:
+        """Bytes of what candidates of requests that sample are drawn from, on a device of its own."""
+        if self.draft is None or self.free_device is None or options.rejection_sample_method == "coupled":
+            return 0
+        seats, depth = options.max_num_seqs, options.most_candidates
+        candidates = seats * depth
+        if options.drafting == "cohorts":
+            candidates += seats * depth
+        elif options.drafting == "lookahead":
+            candidates += (seats + branches_of(options, self.fan_out).count) * (depth + 1)
+        return candidates * self.target.spec.vocab_size * DRAWN_FROM_DTYPE.itemsize
+
     def planned(self, options: Options) -> tuple[MemoryPlan, Planner]:
         """The memory plan and the planner of rounds, for options whose policy and number of candidates are settled.
 
@@ -80,6 +93,7 @@ class Planning:
             weights=self.target.weight_bytes,
             draft_weights=self.draft_weights,
             draft_kv=self.draft_kv(options),
+            drawn_from=self.drawn_from(options),
             free_host=self.free_host,
             free_device=self.free_device,
             idle_bytes=idle_bytes(options, self.profile, self.draft_work),

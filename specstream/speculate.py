@@ -21,6 +21,8 @@ Accepted = tuple[int, list[int]]
 
 ASSUMED_ACCEPTANCE = 0.8
 """The chance that a candidate is right if those before it are, as long as nothing is known of the texts."""
+DRAWN_FROM_DTYPE = torch.float64
+"""Of what candidates are drawn from."""
 GUESSES = 8
 """Tokens that are noted beside each candidate for `specstream.lookahead`."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from itertools import count
 from typing import Any
@@ -23,12 +24,13 @@ from specstream.device_accept import SeatTables
 from specstream.device_rounds import DeviceRounds
 from specstream.draft import Drafter, DraftWindow
 from specstream.engine import Engine
-from specstream.errors import InvalidDistribution
+from specstream.errors import InvalidDistribution, OutOfBudget
 from specstream.kernels import accept as accept_module
 from specstream.kernels import process as process_module
 from specstream.kernels import tiling
 from specstream.lookahead import SECOND_MODEL, FanOut
 from specstream.metrics import Metrics
+from specstream.profiles import H200
 from specstream.scheduler import RequestRows
 from specstream.sequence import Sequence
 from specstream.speculate import Candidates
@@ -119,6 +121,26 @@ def test_what_was_loaded_before_changes_nothing(drafting: str, monkeypatch: pyte
     rounds.load_kernels(torch.float32)
     other = engine_of(tiny(), near(), kernels=True, **options)
     assert texts(engine, PROMPTS[:2], max_new_tokens=6) == texts(other, PROMPTS[:2], max_new_tokens=6)
+
+
+@pytest.mark.parametrize("drafting", ["sequential", "cohorts", "lookahead"])
+def test_distributions_take_what_is_planned(drafting: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning, "SECOND_MODEL", FanOut(4, SECOND_MODEL.rank_shares))
+    engine = engine_of(tiny(), near(), kernels=True, drafting=drafting, num_speculative_tokens=2)
+    engine.generate(PROMPTS[:2], max_new_tokens=6, **SAMPLED)
+    rounds, options = engine._speculator.kernels, engine.options
+    assert rounds is not None
+    plan = planning.Planning(engine.parts.target, engine.parts.draft, H200, 1 << 40)
+    assert plan.drawn_from(options) == rounds.drawn_from_bytes > 0
+    memory = plan.memory(options)
+    assert memory.drawn_from == rounds.drawn_from_bytes
+    assert plan.drawn_from(replace(options, rejection_sample_method="coupled")) == 0
+    least = memory.device_kv + memory.draft_kv + memory.drawn_from
+    with pytest.raises(OutOfBudget, match="its distributions"):
+        replace(plan, free_device=least - 1).memory(replace(options, gpu_kv_budget=memory.device_kv))
+    replace(plan, free_device=least + memory.prompt_buffer).memory(replace(options, gpu_kv_budget=memory.device_kv))
+    engine.close()
+    assert rounds.drawn_from_bytes == 0
 
 
 PROMPTS = [list(prompt(9)), list(prompt(21, 1)), list(prompt(4, 2))]
