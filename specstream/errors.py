@@ -63,7 +63,16 @@ def shortened(text: str) -> str:
 
 
 class OutOfBudget(SpecStreamError):
-    """The memory plan does not fit; the text carries the figures and the options that would fit."""
+    """The memory plan does not fit.
+
+    Args:
+        reason: the figures.
+        way_out: the options that would fit.
+    """
+
+    def __init__(self, reason: str, way_out: str = "") -> None:
+        self.reason, self.way_out = reason, way_out
+        super().__init__(f"{reason}. {way_out}" if way_out else reason)
 
 
 class InvalidPlan(SpecStreamError):

@@ -158,7 +158,7 @@ def _report(
     advice: tuple[str, ...],
 ) -> FitReport:
     draft = None
-    for name, own in {"fewer max_num_seqs": "a smaller batch", **OWN_NAMES}.items():
+    for name, own in OWN_NAMES.items():
         reason = reason and reason.replace(name, own)
     if setup.draft is not None:
         draft = SELF if setup.draft is setup.target else setup.draft.spec.name

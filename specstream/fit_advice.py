@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 from specstream.exposure import Exposure
 from specstream.fit_setup import Setup
-from specstream.memory import MemoryPlan
+from specstream.memory import MAX_AUTO_CHUNK, MemoryPlan
 from specstream.options import SELF_WINDOW, Options, format_size
 from specstream.policy import period_us, usual_round
 from specstream.round_plan import Plan
@@ -25,24 +26,29 @@ def ways_out(setup: Setup) -> Iterator[str]:
     if 0 < batch < setup.batch:
         yield f"a batch of {batch} fits"
     if setup.draft is not None and setup.options.draft_window is None:
-        windowed = replace(setup, options=replace(setup.options, draft_window=SELF_WINDOW))
-        if windowed.refusal() is None:
+        if _fits(setup, draft_window=SELF_WINDOW):
             yield f"draft_window={SELF_WINDOW} fits"
         elif setup.draft is not setup.target:
             alone = replace(setup, draft=None, options=setup.options.without_draft)
             if alone.refusal() is None:
                 yield "it fits without a draft"
-    if setup.options.most_candidates > 1:
-        fewer = replace(setup, options=replace(setup.options, num_speculative_tokens=1))
-        if fewer.refusal() is None:
-            yield "num_speculative_tokens=1 fits"
-    if setup.options.gpu_kv_budget != "auto":
-        automatic = replace(setup, options=replace(setup.options, gpu_kv_budget="auto"))
-        if automatic.refusal() is None:
-            yield 'gpu_kv_budget="auto" fits'
+    if setup.options.most_candidates > 1 and _fits(setup, num_speculative_tokens=1):
+        yield "num_speculative_tokens=1 fits"
+    if setup.options.gpu_kv_budget != "auto" and _fits(setup, gpu_kv_budget="auto"):
+        yield 'gpu_kv_budget="auto" fits'
+    given = setup.options.chunk_tokens
+    halves = (MAX_AUTO_CHUNK >> power for power in range(MAX_AUTO_CHUNK.bit_length()))
+    smaller = (tokens for tokens in halves if tokens < (given if isinstance(given, int) else MAX_AUTO_CHUNK))
+    chunk = next((tokens for tokens in smaller if _fits(setup, chunk_tokens=tokens)), None)
+    if chunk is not None:
+        yield f"chunk_tokens={chunk} fits"
     larger = setup.min_gpu()
     if larger is not None:
         yield f"it fits on {larger}"
+
+
+def _fits(setup: Setup, **changes: Any) -> bool:
+    return replace(setup, options=replace(setup.options, **changes)).refusal() is None
 
 
 def better_ways(memory: MemoryPlan, plan: Plan, drafts: Exposure) -> Iterator[str]:

@@ -73,11 +73,14 @@ class Setup:
         return replace(settled, drafting="sequential") if settled.drafting == "auto" else settled
 
     def refusal(self) -> str | None:
-        """Why it does not fit; None if it does. No rounds are predicted for that."""
+        """Why it does not fit; None if it does. No rounds are predicted for that.
+
+        An engine's own way out is left out: it is for one request at a time, and all of these are to run at once.
+        """
         try:
             self.rehearsed(self.least_options)
         except OutOfBudget as error:
-            return str(error)
+            return error.reason
         return None
 
     def rehearsed(self, settled: Options) -> tuple[MemoryPlan, Rehearsal]:

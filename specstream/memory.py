@@ -208,7 +208,7 @@ def plan_memory(
     else:
         budget = parse_size("gpu_kv_budget", options.gpu_kv_budget)
     if budget < least:
-        raise OutOfBudget(_too_small(options, target, layout, tail, budget, least))
+        raise _too_small(options, target, layout, tail, budget, least)
     if own_device and options.staging_slots == "auto":
         left = (budget - _device_bytes(layout, wanted_slots, wanted_group, 0)) // layout.chunk_bytes
         streamed = request_chunks - _resident(request_chunks, max(0, left) // options.max_num_seqs, 1, tail)
@@ -220,7 +220,7 @@ def plan_memory(
     )
     taken = _device_bytes(layout, slots, group, num_blocks)
     if free_device is not None and taken + draft_kv + drawn_from > free_device:
-        raise OutOfBudget(_device_too_full(options, taken, least, (draft_kv, drawn_from), free_device))
+        raise _device_too_full(options, taken, least, (draft_kv, drawn_from), free_device)
     if num_blocks == most // layout.chunk_bytes:
         prompt_chunks = 0
     elif free_device is not None:  # with a smaller buffer, parts of prompts are smaller
@@ -237,8 +237,8 @@ def plan_memory(
         fits = (host_budget // layout.chunk_bytes + resident) * chunk_tokens
         raise OutOfBudget(
             f"a request of max_model_len={max_len} tokens needs {format_size(host_chunks * layout.chunk_bytes)} of "
-            f"host memory; host_kv_budget is {format_size(host_budget)}. "
-            f"{f'max_model_len={fits} would fit, or' if fits else 'Way out:'} a larger host_kv_budget or gpu_kv_budget"
+            f"host memory; host_kv_budget is {format_size(host_budget)}",
+            f"{f'max_model_len={fits} would fit, or' if fits else 'Way out:'} a larger host_kv_budget or gpu_kv_budget",
         )
     return MemoryPlan(
         layout=layout,
@@ -339,24 +339,30 @@ def _shrink_ring(
     return slots, group
 
 
-def _device_too_full(options: Options, taken: int, least: int, of_draft: tuple[int, int], free: int) -> str:
+def _device_too_full(
+    options: Options, taken: int, least: int, of_draft: tuple[int, int], free: int
+) -> OutOfBudget:
     (draft_kv, drawn_from), beside = of_draft, sum(of_draft)
     drafts = f" and the draft's KV {format_size(draft_kv)}" if draft_kv else ""
     drafts += f", its distributions {format_size(drawn_from)}" if drawn_from else ""
-    text = f"the target's KV on the device takes {format_size(taken)}{drafts}; {format_size(free)} are free there. "
+    text = f"the target's KV on the device takes {format_size(taken)}{drafts}; {format_size(free)} are free there"
     if least + beside <= free:
-        return text + f"Way out: a gpu_kv_budget of at most {format_size(free - beside)}; {format_size(least)} works"
+        way_out = f"Way out: a gpu_kv_budget of at most {format_size(free - beside)}; {format_size(least)} works"
+        return OutOfBudget(text, way_out)
     smaller = "a smaller draft_window, " if draft_kv and options.draft_window is None else ""
-    return text + (
+    return OutOfBudget(
+        text,
         f"The least that works is {format_size(least + beside)}. Ways out: {smaller}fewer max_num_seqs, smaller "
-        f"chunk_tokens, or a device with more memory"
+        f"chunk_tokens, or a device with more memory",
     )
 
 
-def _too_small(options: Options, target: ModelSpec, layout: ChunkLayout, tail: int, budget: int, least: int) -> str:
+def _too_small(
+    options: Options, target: ModelSpec, layout: ChunkLayout, tail: int, budget: int, least: int
+) -> OutOfBudget:
     text = (
         f"gpu_kv_budget is {format_size(budget)}; the least that works is {format_size(least)} ({least} bytes): "
-        f"{tail} chunks of {layout.chunk_tokens} tokens for a tail and a ring. "
+        f"{tail} chunks of {layout.chunk_tokens} tokens for a tail and a ring"
     )
     smaller = layout.chunk_tokens
     while smaller > 1:
@@ -364,5 +370,5 @@ def _too_small(options: Options, target: ModelSpec, layout: ChunkLayout, tail: i
         fitting = ChunkLayout.of(target, smaller)
         blocks = tail_slots_for(options.most_candidates, smaller)
         if _device_bytes(fitting, _given(options.staging_slots, 1), _given(options.group_chunks, 1), blocks) <= budget:
-            return text + f'Ways out: gpu_kv_budget="min", or chunk_tokens={smaller}, which fits'
-    return text + 'Way out: gpu_kv_budget="min"'
+            return OutOfBudget(text, f'Ways out: gpu_kv_budget="min", or chunk_tokens={smaller}, which fits')
+    return OutOfBudget(text, 'Way out: gpu_kv_budget="min"')

@@ -92,6 +92,24 @@ def test_what_does_not_fit_says_which_changes_would_make_it() -> None:
     assert not long(draft_window=None, context=context + 64).fits
 
 
+def test_only_changes_with_which_all_requests_fit_are_named() -> None:
+    """An engine's own way out is for one request at a time."""
+    given: dict[str, Any] = {"batch": 8, "device": "h100", "host_kv_budget": "4GiB", "draft_window": None}
+    report = long(context=65_536, **given)
+    assert report.reason is not None
+    assert report.reason.endswith("host_kv_budget is 4.00 GiB")
+    lengths = [int(text.split()[3]) for text in report.advice if text.startswith("a context of")]
+    assert all(long(context=each, **given).fits for each in lengths)
+    assert len(lengths) == 1
+
+
+def test_smaller_chunks_are_advised_if_they_fit() -> None:
+    options: dict[str, Any] = {"context": 4096, "device": "h200", "gpu_kv_budget": "1MiB"}
+    report = plan(TARGET, None, chunk_tokens=512, **options)
+    (advised,) = (text for text in report.advice if text.startswith("chunk_tokens="))
+    assert plan(TARGET, None, chunk_tokens=int(advised.split()[0].partition("=")[2]), **options).fits
+
+
 def test_fewer_candidates_than_would_be_chosen_may_fit() -> None:
     options: dict[str, Any] = {"context": 64, "batch": 3, "device": "h200", "chunk_tokens": 1, "gpu_kv_budget": "25KiB"}
     report = plan("tiny", "tiny", num_speculative_tokens=8, **options)
