@@ -130,6 +130,8 @@ def table_rows(answer: FitReport) -> dict[str, str]:
     from specstream.fit_setup import MOST_CONTEXT
 
     rows = {"fits": "yes" if answer.fits else f"no: {answer.reason}"}
+    if answer.short is not None:
+        rows["short of"] = _short_text(answer)
     rows |= _memory_rows(answer)
     rows |= _prediction_rows(answer)
     if answer.max_context is not None:
@@ -144,6 +146,16 @@ def table_rows(answer: FitReport) -> dict[str, str]:
     for name, texts in (("advice", answer.advice), ("note", answer.notes)):
         rows |= {name if not index else f"{name} {index + 1}": text for index, text in enumerate(texts)}
     return rows
+
+
+def _short_text(answer: FitReport) -> str:
+    from specstream.options import format_size
+
+    short = answer.short
+    assert short is not None
+    of_budget = ", by gpu_kv_budget" if short.of_budget else ""
+    sizes = {f"device memory{of_budget}": short.device, "host memory": short.host}
+    return " and ".join(f"{format_size(size)} of {name}" for name, size in sizes.items() if size)
 
 
 def _memory_rows(answer: FitReport) -> dict[str, str]:
@@ -168,7 +180,8 @@ def _memory_rows(answer: FitReport) -> dict[str, str]:
     if use.left is not None and use.left >= 0:
         total += f"; {format_size(use.left)} left for what is not planned"
     budget = "" if use.host_budget is None else f" of {format_size(use.host_budget)}"
-    return {"device memory" if answer.fits else "device memory, at least": total, **rows} | {
+    device_is_short = answer.short is not None and answer.short.device
+    return {"device memory, at least" if device_is_short else "device memory": total, **rows} | {
         "host memory": format_size(use.host) + budget
     }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -10,13 +9,13 @@ import torch
 
 from specstream.bound_by import bound_by
 from specstream.depth import depths_of, expected_tokens
-from specstream.errors import InvalidOption, OutOfBudget
+from specstream.errors import InvalidOption
 from specstream.exposure import exposure
 from specstream.fit_advice import better_ways, useless_draft, ways_out
 from specstream.fit_models import OWN_NAMES, Source, make_setup
-from specstream.fit_report import FitReport, MemoryUse, RoundPrediction
-from specstream.fit_setup import UNLIMITED, NotAtOnce, Setup
-from specstream.memory import MemoryPlan
+from specstream.fit_report import FitReport, MemoryUse, RoundPrediction, Shortage
+from specstream.fit_setup import NotAtOnce, Setup
+from specstream.fit_shortage import enough_memory
 from specstream.options import SELF, Options, Size
 from specstream.policy import turns, usual_round
 from specstream.round_plan import Lane, Plan
@@ -115,36 +114,17 @@ def _fitting(setup: Setup, acceptance: tuple[float, ...]) -> FitReport:
         bound_by=bound_by(plan, drafts.timeline, setup.profile),
         tokens_per_second=tuple(setup.batch * 1e6 / us_per_token(chance) for chance in acceptance),
     )
-    use = _use(setup, memory, rehearsal.tail_blocks, rehearsal.host_bytes)
+    capacity, budget = setup.profile.device_memory_bytes, memory.host_budget if setup.host_is_known else None
+    use = MemoryUse.of(memory, rehearsal.tail_blocks, rehearsal.host_bytes, capacity, budget)
     return _report(setup, settled, acceptance, None, use, prediction, plan, tuple(advice))
 
 
 def _not_fitting(setup: Setup, acceptance: tuple[float, ...]) -> FitReport:
-    reason, use = setup.refusal(), None
-    with suppress(OutOfBudget):  # of a ring that was asked for, not even the least may be known
-        use = _least(setup)
-    return _report(setup, setup.options, acceptance, reason, use, None, None, tuple(ways_out(setup)))
-
-
-def _least(setup: Setup) -> MemoryUse:
-    """What the options take where only some requests run at once, else the least that works."""
-    try:
-        setup.rehearsed(setup.least_options)
-    except NotAtOnce as error:
-        return _use(setup, error.memory, error.rehearsal.tail_blocks, error.rehearsal.host_bytes)
-    except OutOfBudget:
-        pass
-    least = replace(setup.least_options, gpu_kv_budget="min", host_kv_budget="auto")
-    own = None if setup.planning.free_device is None else UNLIMITED
-    memory = replace(setup.planning, free_device=own, free_host=UNLIMITED).memory(least)
-    memory = replace(memory, prompt_chunks=min(1, memory.prompt_chunks))
-    return _use(setup, memory, memory.num_blocks, setup.batch * memory.full_kv)
-
-
-def _use(setup: Setup, memory: MemoryPlan, tails: int, host: int) -> MemoryUse:
-    known = setup.here or setup.options.host_kv_budget != "auto"
-    budget = memory.host_budget if known else None
-    return MemoryUse.of(memory, tails, host, setup.profile.device_memory_bytes, budget)
+    enough = enough_memory(setup)
+    use, short = (None, None) if enough is None else (enough.use(setup), enough.short)
+    return _report(
+        setup, setup.options, acceptance, setup.refusal(), use, None, None, tuple(ways_out(setup, enough)), short
+    )
 
 
 def _report(
@@ -156,6 +136,7 @@ def _report(
     prediction: RoundPrediction | None,
     plan: Plan | None,
     advice: tuple[str, ...],
+    short: Shortage | None = None,
 ) -> FitReport:
     draft = None
     for name, own in OWN_NAMES.items():
@@ -172,6 +153,7 @@ def _report(
         options,
         reason,
         memory,
+        short,
         prediction,
         plan,
         advice,

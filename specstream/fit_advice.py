@@ -6,10 +6,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import psutil
+
 from specstream.exposure import Exposure
 from specstream.fit_setup import Setup
-from specstream.memory import MAX_AUTO_CHUNK, MemoryPlan
-from specstream.options import SELF_WINDOW, Options, format_size
+from specstream.fit_shortage import Enough
+from specstream.memory import MAX_AUTO_CHUNK, MemoryPlan, host_budget
+from specstream.options import SELF_WINDOW, Options, format_size, parse_size
 from specstream.policy import period_us, usual_round
 from specstream.round_plan import Plan
 from specstream.why_exposed import why_exposed
@@ -18,8 +21,8 @@ LEAST_USEFUL = 256
 """Tokens: a context that is shorter is no way out."""
 
 
-def ways_out(setup: Setup) -> Iterator[str]:
-    """Single changes that make it fit."""
+def ways_out(setup: Setup, enough: Enough | None) -> Iterator[str]:
+    """Single changes that make it fit; `enough` is what would, of memory."""
     context, batch = setup.max_context(), setup.max_batch()
     if LEAST_USEFUL <= context < setup.context:
         yield f"a context of {context} tokens fits"
@@ -36,6 +39,12 @@ def ways_out(setup: Setup) -> Iterator[str]:
         yield "num_speculative_tokens=1 fits"
     if setup.options.gpu_kv_budget != "auto" and _fits(setup, gpu_kv_budget="auto"):
         yield 'gpu_kv_budget="auto" fits'
+    elif enough is not None and enough.short.of_budget and not enough.short.host:
+        budget = _mebibytes(parse_size("gpu_kv_budget", enough.setup.options.gpu_kv_budget))
+        if _fits(setup, gpu_kv_budget=budget):
+            yield f'gpu_kv_budget="{budget}" fits'
+    if enough is not None and not enough.short.device:
+        yield from _larger_host(enough.setup)
     given = setup.options.chunk_tokens
     halves = (MAX_AUTO_CHUNK >> power for power in range(MAX_AUTO_CHUNK.bit_length()))
     smaller = (tokens for tokens in halves if tokens < (given if isinstance(given, int) else MAX_AUTO_CHUNK))
@@ -48,7 +57,19 @@ def ways_out(setup: Setup) -> Iterator[str]:
 
 
 def _fits(setup: Setup, **changes: Any) -> bool:
-    return replace(setup, options=replace(setup.options, **changes)).refusal() is None
+    return setup.changed(**changes).refusal() is None
+
+
+def _larger_host(enough: Setup) -> Iterator[str]:
+    """The host memory with which it fits, unless this machine does not have it."""
+    size = host_budget(enough.options)
+    if not enough.here or size <= psutil.virtual_memory().available:
+        yield f'host_kv_budget="{_mebibytes(size)}" fits'
+
+
+def _mebibytes(size: int) -> str:
+    """A size as an option takes it, rounded up."""
+    return f"{-(-size // (1 << 20))}MiB"
 
 
 def better_ways(memory: MemoryPlan, plan: Plan, drafts: Exposure) -> Iterator[str]:

@@ -14,7 +14,7 @@ from specstream.round_plan import Plan
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """Bytes by class, with all requests running; where something does not fit, of the least that works."""
+    """Bytes by class, with all requests running; where they do not fit, of the least memory in which they would."""
 
     weights: int
     draft_weights: int
@@ -62,6 +62,16 @@ class MemoryUse:
 
 
 @dataclass(frozen=True)
+class Shortage:
+    """Bytes more, the least that would do; 0 where there are enough."""
+
+    device: int = 0
+    host: int = 0
+    of_budget: bool = False
+    """Whether what `gpu_kv_budget` allows of the device is short, and not the device's memory."""
+
+
+@dataclass(frozen=True)
 class RoundPrediction:
     """A round of all requests near the end of their context, among its like; in milliseconds."""
 
@@ -100,7 +110,9 @@ class FitReport:
     reason: str | None
     """Why it does not fit; None if it does."""
     memory: MemoryUse | None
-    """None: not even the least that works can be told."""
+    """None: no memory suffices."""
+    short: Shortage | None
+    """Of which memory; None if it fits, or no memory suffices."""
     prediction: RoundPrediction | None
     """None if it does not fit."""
     plan: Plan | None
@@ -145,6 +157,7 @@ class FitReport:
             "acceptance": self.acceptance[0] if len(self.acceptance) == 1 else self.acceptance,
             "fits": self.fits,
             "reason": self.reason,
+            "short": asdict(self.short) if self.short is not None else None,
             "memory": memory,
             **known,
             "advice": self.advice,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from specstream.cost import DeviceProfile
 from specstream.errors import OutOfBudget
@@ -58,10 +59,22 @@ class Setup:
     def batch(self) -> int:
         return self.options.max_num_seqs
 
+    @property
+    def host_is_known(self) -> bool:
+        """Whether it is known how much host memory there is for KV."""
+        return self.here or self.options.host_kv_budget != "auto"
+
+    def changed(self, **options: Any) -> Setup:
+        """The same with other options."""
+        return replace(self, options=replace(self.options, **options))
+
+    def on_device_of(self, size: int) -> Setup:
+        """The same with so many bytes of device memory."""
+        return replace(self, profile=replace(self.profile, device_memory_bytes=size))
+
     def at(self, *, context: int | None = None, batch: int | None = None) -> Setup:
         """The same with another context or number of requests."""
-        sizes = replace(self.options, max_model_len=context or self.context, max_num_seqs=batch or self.batch)
-        return replace(self, options=sizes)
+        return self.changed(max_model_len=context or self.context, max_num_seqs=batch or self.batch)
 
     @property
     def least_options(self) -> Options:
@@ -122,7 +135,7 @@ class NotAtOnce(OutOfBudget):
 
     def __init__(self, memory: MemoryPlan, rehearsal: Rehearsal, batch: int) -> None:
         self.memory, self.rehearsal = memory, rehearsal
-        super().__init__(f"{rehearsal.running} of {batch} requests run at once: device blocks or host memory are taken")
+        super().__init__(f"{rehearsal.running} of {batch} requests run at once: those take the memory that there is")
 
 
 def largest(least: int, most: int, fits: Callable[[int], bool]) -> int:

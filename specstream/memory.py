@@ -154,6 +154,13 @@ def resolve_batched_tokens(options: Options, *, own_device: bool) -> int:
     return _given(options.max_num_batched_tokens, OWN_DEVICE_BATCHED_TOKENS if own_device else BATCHED_TOKENS)
 
 
+def host_budget(options: Options, free_host: int | None = None) -> int:
+    """Bytes of host memory that KV may take, if so many are free; None asks the system."""
+    if options.host_kv_budget != "auto":
+        return parse_size("host_kv_budget", options.host_kv_budget)
+    return int((psutil.virtual_memory().available if free_host is None else free_host) * HOST_SHARE)
+
+
 def plan_memory(
     options: Options,
     target: ModelSpec,
@@ -228,16 +235,12 @@ def plan_memory(
         prompt_chunks = max(1, min(prompt_chunks, left // (PROMPT_SLOTS * layout.block_bytes)))
     resident = _resident(request_chunks, num_blocks, options.max_num_seqs, tail)
     host_chunks = request_chunks - resident
-    host_budget = (
-        int(free * HOST_SHARE)
-        if options.host_kv_budget == "auto"
-        else parse_size("host_kv_budget", options.host_kv_budget)
-    )
-    if host_chunks * layout.chunk_bytes > host_budget:
-        fits = (host_budget // layout.chunk_bytes + resident) * chunk_tokens
+    on_host = host_budget(options, free)
+    if host_chunks * layout.chunk_bytes > on_host:
+        fits = (on_host // layout.chunk_bytes + resident) * chunk_tokens
         raise OutOfBudget(
             f"a request of max_model_len={max_len} tokens needs {format_size(host_chunks * layout.chunk_bytes)} of "
-            f"host memory; host_kv_budget is {format_size(host_budget)}",
+            f"host memory; host_kv_budget is {format_size(on_host)}",
             f"{f'max_model_len={fits} would fit, or' if fits else 'Way out:'} a larger host_kv_budget or gpu_kv_budget",
         )
     return MemoryPlan(
@@ -249,8 +252,8 @@ def plan_memory(
         num_blocks=num_blocks,
         max_num_batched_tokens=batched_tokens,
         prompt_chunks=prompt_chunks,
-        host_budget=host_budget,
-        extent_chunks=min(request_chunks, host_budget // layout.chunk_bytes),
+        host_budget=on_host,
+        extent_chunks=min(request_chunks, on_host // layout.chunk_bytes),
         draft_kv=draft_kv,
         drawn_from=drawn_from,
         weights=weights,
@@ -350,9 +353,10 @@ def _device_too_full(
         way_out = f"Way out: a gpu_kv_budget of at most {format_size(free - beside)}; {format_size(least)} works"
         return OutOfBudget(text, way_out)
     smaller = "a smaller draft_window, " if draft_kv and options.draft_window is None else ""
+    fewer = "fewer max_num_seqs, " if options.max_num_seqs > 1 else ""
     return OutOfBudget(
         text,
-        f"The least that works is {format_size(least + beside)}. Ways out: {smaller}fewer max_num_seqs, smaller "
+        f"The least that works is {format_size(least + beside)}. Ways out: {smaller}{fewer}smaller "
         f"chunk_tokens, or a device with more memory",
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,12 @@ def test_what_does_not_fit_is_an_answer(capsys: pytest.CaptureFixture[str]) -> N
     assert figures["fits"] is False
     assert figures["round_ms"] is None
     assert figures["advice"]
+
+
+def test_which_memory_is_short_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([*PAIR, "--gpu-kv-budget", "100KiB", "--host-kv-budget", "1MiB"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert re.search(r"short of [\d.]+ .iB of device memory, by --gpu-kv-budget and [\d.]+ .iB of host memory", shown)
 
 
 def test_options_are_named_as_they_are_typed(capsys: pytest.CaptureFixture[str]) -> None:

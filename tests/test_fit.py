@@ -20,6 +20,7 @@ from specstream.fit_report import FitReport
 from specstream.fit_setup import largest
 from specstream.graph import PartitionedModel
 from specstream.models.tiny import DRAFT, TARGET
+from specstream.options import parse_size
 from specstream.planning import Planning
 from specstream.policy import choose_drafting, verified_us
 from specstream.profiles import H200, find_profile
@@ -101,6 +102,68 @@ def test_only_changes_with_which_all_requests_fit_are_named() -> None:
     lengths = [int(text.split()[3]) for text in report.advice if text.startswith("a context of")]
     assert all(long(context=each, **given).fits for each in lengths)
     assert len(lengths) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "device", "host"),
+    [
+        ({"draft_window": None}, True, False),
+        ({"host_kv_budget": "4GiB"}, False, True),
+        ({"gpu_kv_budget": "100MiB", "host_kv_budget": "4GiB"}, True, True),
+        ({"gpu_kv_budget": "100MiB", "batch": 3}, True, False),
+        ({"gpu_kv_budget": "min", "batch": 3}, True, False),
+        ({"fit_gpu": "12GiB"}, True, False),
+        ({"host_kv_budget": "20GiB", "batch": 3, "device": "h100", "gpu_kv_budget": "2GiB"}, False, True),
+    ],
+)
+def test_what_is_short_is_told_and_so_much_more_is_just_enough(
+    options: dict[str, Any], device: bool, host: bool
+) -> None:
+    report = long(**options)
+    short, memory = report.short, report.memory
+    assert short is not None
+    assert memory is not None
+    assert (short.device > 0, short.host > 0) == (device, host)
+
+    def with_more(missing: int) -> FitReport:
+        more = dict(options)
+        if short.host:
+            more["host_kv_budget"] = parse_size("", options["host_kv_budget"]) + short.host - missing
+        if short.of_budget:
+            given = options.get("gpu_kv_budget", "auto")
+            least = parse_size("", given) if given != "min" else 228_589_568  # a tail and a ring
+            more["gpu_kv_budget"] = least + short.device - missing * (not host)
+        elif short.device:
+            assert memory.capacity is not None
+            more["fit_gpu"] = memory.capacity + short.device - missing * (not host)
+        return long(**more)
+
+    assert with_more(0).fits
+    assert not with_more(1).fits
+
+
+def test_more_host_memory_is_advised_where_it_is_short() -> None:
+    report = long(host_kv_budget="4GiB")
+    (advised,) = (text for text in report.advice if text.startswith("host_kv_budget"))
+    size = advised.split('"')[1]
+    assert long(host_kv_budget=size).fits
+    assert "short of                 " not in str(long())
+    assert "GiB of host memory\n" in str(report)
+    assert report.memory is not None
+    assert report.memory.host_budget == 4 << 30
+
+
+def test_a_budget_is_advised_where_the_automatic_one_is_too_small() -> None:
+    options: dict[str, Any] = {
+        "context": 65_536,
+        "batch": 8,
+        "device": "h100",
+        "draft_window": None,
+        "fit_gpu": "75GiB",
+    }
+    report = long(**options)
+    (advised,) = (text for text in report.advice if text.startswith("gpu_kv_budget"))
+    assert long(**options, gpu_kv_budget=advised.split('"')[1]).fits
 
 
 def test_smaller_chunks_are_advised_if_they_fit() -> None:

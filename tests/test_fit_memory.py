@@ -65,6 +65,10 @@ def test_figures_are_what_is_allocated(seed: int, folder: Path) -> None:
         engine.step()
         running = len(engine._scheduler.running)
         assert report.fits == (running == batch)
+        if not report.fits:
+            assert report.short is not None
+            assert report.short.device or report.short.host
+            return
         use, store, host, memory = report.memory, engine._executor.store, engine._host, engine.memory
         assert use is not None
         assert (use.weights, use.draft_weights) == (memory.weights, memory.draft_weights)

@@ -294,6 +294,14 @@ def test_a_host_budget_works_or_the_refusal_says_what_does(
         assert result.extent_chunks * result.layout.chunk_bytes <= host
 
 
+@pytest.mark.parametrize("requests", [1, 2])
+def test_fewer_requests_are_a_way_out_if_there_are_several(requests: int) -> None:
+    with pytest.raises(OutOfBudget) as error:
+        plan_memory(Options(max_model_len=64, max_num_seqs=requests), SPEC, weights=0, free_host=GIB, free_device=9999)
+    assert "or a device with more memory" in str(error.value)
+    assert ("fewer max_num_seqs" in str(error.value)) == (requests > 1)
+
+
 def test_max_model_len_beyond_the_positions_is_refused() -> None:
     with pytest.raises(InvalidOption) as error:
         plan(max_model_len=20_000)
