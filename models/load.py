@@ -49,7 +49,7 @@ def load_model(
         raise
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise _not_loaded(source, error) from error
-    return loaded.to(place).eval(), _tokenizer(source), Path(source).name
+    return loaded.to(place).eval(), load_tokenizer(source), Path(source).name
 
 
 def _load(source: str, dtype: torch.dtype | None) -> nn.Module:
@@ -59,7 +59,8 @@ def _load(source: str, dtype: torch.dtype | None) -> nn.Module:
     return model
 
 
-def _tokenizer(source: str) -> Tokenizer | None:
+def load_tokenizer(source: str) -> Tokenizer | None:
+    """The tokenizer of a directory with a checkpoint or a name on the hub; None if there is none."""
     try:
         if is_internlm2(Path(source)):
             return load_internlm2_tokenizer(Path(source))

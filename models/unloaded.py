@@ -10,9 +10,11 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
-from specstream.errors import InvalidOption
+from specstream.errors import InvalidOption, SpecStreamError
 from specstream.models.internlm2 import internlm2_config, is_internlm2
+from specstream.models.load import Tokenizer, load_tokenizer
 from specstream.models.presets import PRESETS, dummy_model, preset_config
+from specstream.models.quantised import quantised_note
 
 CONFIG = "config.json"
 
@@ -29,10 +31,12 @@ def unloaded_model(
         dtype: of the weights; None: of a preset bfloat16, else what the configuration states, or float32.
 
     Returns:
-        The model, its name, and what was done to a preset's rotary embedding ("" for nothing).
+        The model, its name, and what was done to a preset's rotary embedding, or is skipped of a configuration ("" for
+        nothing).
 
     Raises:
         InvalidOption: it is neither, or no configuration of a causal language model.
+        UnsupportedModel: its weights are quantised.
     """
     name = os.fspath(source)
     if name in PRESETS:
@@ -45,14 +49,22 @@ def unloaded_model(
         raise InvalidOption(role, name, allowed, "Weights are not needed, and nothing is downloaded.")
     try:
         config = _config(file)
+        note = quantised_note(role, config)
         with torch.device("meta"):
             model: nn.Module = AutoModelForCausalLM.from_config(config, dtype=dtype or _stated(config))
-    except InvalidOption:
+    except SpecStreamError:
         raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError) as error:
         reason = next((line.strip() for line in str(error).splitlines() if line.strip()), "")[:160]
         raise InvalidOption(role, name, allowed, f"{file} gave {type(error).__name__}: {reason}") from error
-    return model.eval(), file.resolve().parent.name, ""
+    return model.eval(), file.resolve().parent.name, note
+
+
+def unloaded_tokenizer(source: str | os.PathLike[str]) -> Tokenizer | None:
+    """The tokenizer beside a configuration; None of a preset, or if there is none."""
+    path = Path(source).expanduser()
+    folder = path.parent if path.name == CONFIG else path
+    return None if os.fspath(source) in PRESETS or not folder.is_dir() else load_tokenizer(str(folder))
 
 
 def _config(file: Path) -> PretrainedConfig:

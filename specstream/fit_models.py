@@ -7,21 +7,27 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import nn
 
+from specstream.api import check_tokenizers
 from specstream.cost import DeviceProfile
-from specstream.errors import InvalidOption
+from specstream.errors import InvalidOption, UnsupportedModel
 from specstream.fit_setup import LEAST_CONTEXT, Setup
 from specstream.memory import resolve_max_model_len
 from specstream.models.presets import PRESETS
 from specstream.models.rope import inherited_rope
-from specstream.models.unloaded import unloaded_model
+from specstream.models.unloaded import unloaded_model, unloaded_tokenizer
 from specstream.options import SELF, Options, Size, parse_size
 from specstream.profiles import CPU_PROFILE, device_profile, named_profile
-from specstream.shapes import shapes_of
+from specstream.shapes import ModelShapes, shapes_of
 
 Source = str | os.PathLike[str]
 OWN_NAMES = {"max_model_len": "context", "max_num_seqs": "batch"}
 """Options that have arguments of their own here."""
+
+_VOCABULARIES = (
+    "the vocabularies have {} and {} tokens: with weights, a draft is refused if its token ids are not the target's"
+)
 
 
 def make_setup(
@@ -58,7 +64,7 @@ def make_setup(
     if dtype is None and place.type == "cpu" and os.fspath(target) not in PRESETS:
         dtype = torch.float32  # as a checkpoint is loaded there
     target_module, target_name, *notes = unloaded_model("target", target, context, dtype)
-    shapes = shapes_of(target_module, target_name, place, context)
+    shapes = _shapes("target", target_module, target_name, place, context)
     stretches = os.fspath(target) in PRESETS
     try:
         resolve_max_model_len(settings, shapes.spec)
@@ -67,14 +73,27 @@ def make_setup(
     draft_shapes = shapes if draft == SELF else None
     if draft is not None and draft_shapes is None:
         draft_module, draft_name, note = unloaded_model("draft", draft, context, dtype)
+        tokenizers = unloaded_tokenizer(target), unloaded_tokenizer(draft)
+        check_tokenizers(*tokenizers)
         with inherited_rope(draft_module, target_module, context):
-            draft_shapes = shapes_of(draft_module, draft_name, place, context)
+            draft_shapes = _shapes("draft", draft_module, draft_name, place, context)
         reach = draft_shapes.spec.max_positions
         if reach is not None and reach < context:
             note = f"the draft covers {reach} positions: beyond that nothing is drafted"
         notes.append(note)
+        ours, theirs = shapes.spec.vocab_size, draft_shapes.spec.vocab_size
+        if None in tokenizers and ours != theirs:
+            notes.append(_VOCABULARIES.format(ours, theirs))
     setup = Setup(shapes, draft_shapes, profile, settings, device in ("auto", "cpu"), stretches)
     return setup, tuple(note for note in notes if note)
+
+
+def _shapes(role: str, module: nn.Module, name: str, place: torch.device, context: int) -> ModelShapes:
+    """As `shapes_of`; refusals say which of the two models is meant, as an engine's do."""
+    try:
+        return shapes_of(module, name, place, context)
+    except UnsupportedModel as error:
+        raise UnsupportedModel(f"{role} {error.module}".rstrip(), error.reason, error.way_out) from error
 
 
 def _profile(device: str, fit_gpu: Size | None) -> tuple[DeviceProfile, torch.device]:
