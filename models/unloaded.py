@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,23 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
-from specstream.errors import InvalidOption, SpecStreamError
+from specstream.errors import InvalidOption, SpecStreamError, shortened
 from specstream.models.internlm2 import internlm2_config, is_internlm2
 from specstream.models.load import Tokenizer, load_tokenizer
 from specstream.models.presets import PRESETS, dummy_model, preset_config
 from specstream.models.quantised import quantised_note
 
 CONFIG = "config.json"
+_SIZES = (
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "hidden_size",
+    "intermediate_size",
+    "vocab_size",
+    "max_position_embeddings",
+)
 
 
 def unloaded_model(
@@ -43,10 +54,15 @@ def unloaded_model(
         config, note = preset_config(name, max_model_len)
         return dummy_model(config, dtype or torch.bfloat16, "meta"), name, note
     path = Path(name).expanduser()
-    file = path / CONFIG if path.is_dir() else path
     allowed = f"{', '.join(PRESETS)}, a directory with a {CONFIG}, or such a file"
-    if not file.is_file():
+    try:
+        file = path / CONFIG if path.is_dir() else path
+        is_there = file.is_file()
+    except OSError as error:  # a name that is too long, say
+        raise InvalidOption(role, name, allowed, f"{error.strerror}.") from error
+    if not is_there:
         raise InvalidOption(role, name, allowed, "Weights are not needed, and nothing is downloaded.")
+    _check_sizes(role, file)
     try:
         config = _config(file)
         note = quantised_note(role, config)
@@ -54,9 +70,10 @@ def unloaded_model(
             model: nn.Module = AutoModelForCausalLM.from_config(config, dtype=dtype or _stated(config))
     except SpecStreamError:
         raise
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError) as error:
-        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), "")[:160]
-        raise InvalidOption(role, name, allowed, f"{file} gave {type(error).__name__}: {reason}") from error
+    except Exception as error:  # what a configuration's own code makes of its values
+        raise InvalidOption(
+            role, name, allowed, f"{file} gave {type(error).__name__}: {shortened(str(error))}"
+        ) from error
     return model.eval(), file.resolve().parent.name, note
 
 
@@ -65,6 +82,25 @@ def unloaded_tokenizer(source: str | os.PathLike[str]) -> Tokenizer | None:
     path = Path(source).expanduser()
     folder = path.parent if path.name == CONFIG else path
     return None if os.fspath(source) in PRESETS or not folder.is_dir() else load_tokenizer(str(folder))
+
+
+def _check_sizes(role: str, file: Path) -> None:
+    """Refuses sizes that no model has, which transformers divides by, or takes."""
+    try:
+        settings = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # transformers says what is wrong with it
+        return
+    sizes = settings.get("text_config") or settings if isinstance(settings, dict) else {}
+    for name in _SIZES:
+        if isinstance(sizes.get(name), int) and sizes[name] < 1:
+            raise _bad_size(role, file, name, sizes[name], "a positive number")
+    heads, kv_heads = sizes.get("num_attention_heads"), sizes.get("num_key_value_heads")
+    if isinstance(heads, int) and isinstance(kv_heads, int) and heads % kv_heads:
+        raise _bad_size(role, file, "num_key_value_heads", kv_heads, f"a divisor of the {heads} attention heads")
+
+
+def _bad_size(role: str, file: Path, name: str, given: int, allowed: str) -> InvalidOption:
+    return InvalidOption(role, f"{name}: {given} in {file}", f"{name}: {allowed}", "Correct it, or use another model.")
 
 
 def _config(file: Path) -> PretrainedConfig:

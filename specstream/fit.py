@@ -12,7 +12,8 @@ from specstream.depth import depths_of, expected_tokens
 from specstream.errors import InvalidOption
 from specstream.exposure import exposure
 from specstream.fit_advice import better_ways, useless_draft, ways_out
-from specstream.fit_models import OWN_NAMES, Source, make_setup
+from specstream.fit_arguments import Source, check_questions
+from specstream.fit_models import OWN_NAMES, make_setup
 from specstream.fit_report import FitReport, MemoryUse, RoundPrediction, Shortage
 from specstream.fit_setup import NotAtOnce, Setup
 from specstream.fit_shortage import enough_memory
@@ -55,6 +56,7 @@ def plan(
         InvalidOption: an argument.
         UnsupportedModel: a model whose shapes cannot be told without its weights.
     """
+    check_questions(max_context=max_context, max_batch=max_batch, min_gpu=min_gpu)
     setup, notes = make_setup(target, draft, context, batch, device, fit_gpu, dtype, options)
     rates = _acceptances(acceptance)
     report = _not_fitting(setup, rates) if setup.refusal() else _fitting(setup, rates)

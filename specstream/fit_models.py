@@ -12,7 +12,8 @@ from torch import nn
 from specstream.api import check_tokenizers
 from specstream.cost import DeviceProfile
 from specstream.errors import InvalidOption, UnsupportedModel
-from specstream.fit_setup import LEAST_CONTEXT, Setup
+from specstream.fit_arguments import Source, check_arguments
+from specstream.fit_setup import Setup
 from specstream.memory import resolve_max_model_len
 from specstream.models.presets import PRESETS
 from specstream.models.rope import inherited_rope
@@ -21,7 +22,6 @@ from specstream.options import SELF, Options, Size, parse_size
 from specstream.profiles import CPU_PROFILE, device_profile, named_profile
 from specstream.shapes import ModelShapes, shapes_of
 
-Source = str | os.PathLike[str]
 OWN_NAMES = {"max_model_len": "context", "max_num_seqs": "batch"}
 """Options that have arguments of their own here."""
 
@@ -49,11 +49,10 @@ def make_setup(
     for name, own in OWN_NAMES.items():
         if name in options:
             raise InvalidOption(name, options[name], f"none here: it is called {own}")
+    check_arguments(target, draft, context, device, dtype)
     sizes = {"max_model_len": context, "max_num_seqs": batch}
     try:
         settings = Options.from_keywords(draft, **sizes, **options)
-        if isinstance(context, bool) or not isinstance(context, int) or context < LEAST_CONTEXT:
-            raise InvalidOption("context", context, f"a number of tokens from {LEAST_CONTEXT}")
         if draft is None:
             settings.check_without_draft()
     except InvalidOption as error:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -272,6 +273,22 @@ def test_a_preset_reaches_any_context_and_a_checkpoint_its_own() -> None:
         ({"draft": None, "draft_window": 8}, "draft_window: got 8"),
         ({"target": "no such model"}, "target: got 'no such model'; allowed: qwen3-8b"),
         ({"depth": 3}, "depth: got 3; allowed: no such option"),
+        ({"target": None}, "target: got None; allowed: the name of a preset, a directory, or a config.json"),
+        ({"target": b"tiny"}, "target: got b'tiny'; allowed: the name of a preset"),
+        ({"target": torch.nn.Identity()}, "Of a model that is loaded, specstream.compile plans."),
+        ({"target": "a" * 5000}, "File name too long"),
+        ({"draft": 5}, 'draft: got 5; allowed: the name of a preset, a directory, or a config.json, "self" or None'),
+        ({"draft": "None"}, '"self" or None'),
+        ({"dtype": torch.int8}, "dtype: got torch.int8; allowed: None or torch.float64 or torch.float32"),
+        ({"dtype": "bfloat16"}, "dtype: got 'bfloat16'; allowed: None or torch.float64"),
+        ({"device": None}, "device: got None; allowed: the name of a listed device"),
+        ({"device": torch.device("cpu")}, "allowed: the name of a listed device"),
+        ({"acceptance": -0.1}, "acceptance: got -0.1; allowed: a number from 0 to 1"),
+        ({"acceptance": None}, "acceptance: got None"),
+        ({"context": 0}, "context: got 0; allowed: a number of tokens from 3 to 1073741824."),
+        ({"context": None}, "context: got None; allowed: a number of tokens"),
+        ({"context": True}, "context: got True; allowed: a number of tokens"),
+        ({"max_context": 4096}, "max_context: got 4096; allowed: True or False"),
     ],
 )
 def test_wrong_arguments_are_refused_by_name(arguments: dict[str, Any], said: str) -> None:

@@ -23,6 +23,29 @@ def changed(folder: Path, **settings: Any) -> Path:
     return folder
 
 
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"num_attention_heads": 0}, "num_attention_heads: a positive number"),
+        ({"num_key_value_heads": 0}, "num_key_value_heads: a positive number"),
+        ({"num_key_value_heads": 5}, "num_key_value_heads: a divisor of the "),
+        ({"num_hidden_layers": 0}, "num_hidden_layers: a positive number"),
+        ({"hidden_size": -64}, "hidden_size: a positive number"),
+        ({"vocab_size": 0}, "vocab_size: a positive number"),
+        ({"max_position_embeddings": 0}, "max_position_embeddings: a positive number"),
+        ({"hidden_size": "wide"}, "expected int, got str"),
+        ({"pad_token_id": 100_000}, "AssertionError"),
+    ],
+)
+def test_configurations_of_no_model_are_refused(settings: dict[str, Any], said: str, tmp_path: Path) -> None:
+    folder = changed(tmp_path / "made", **settings)
+    with pytest.raises(InvalidOption) as refused:
+        plan(folder, None, context=64)
+    assert str(refused.value).startswith("target: got")
+    assert said in str(refused.value)
+    assert "config.json" in str(refused.value)
+
+
 def test_quantised_weights_have_no_known_sizes(tmp_path: Path) -> None:
     folder = changed(tmp_path / "made", quantization_config={"quant_method": "gptq", "bits": 4})
     with pytest.raises(UnsupportedModel, match=r"^draft: its weights are quantised \(gptq\)"):

@@ -1,0 +1,1 @@
+../../specstream/fit_arguments.py
