@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import importlib.util
 import inspect
 import os
 import re
@@ -19,7 +20,7 @@ from dataclasses import asdict, fields
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from specstream.errors import InvalidOption, OutOfBudget, SpecStreamError, SpecStreamWarning
+from specstream.errors import InvalidOption, MissingExtra, OutOfBudget, SpecStreamError, SpecStreamWarning
 from specstream.options import Options
 
 if TYPE_CHECKING:
@@ -65,17 +66,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def check_output(given: argparse.Namespace) -> None:
-    """Refuses a --json or --trace that cannot be written before anything is computed for it.
+    """Refuses a --json, --png or --trace that cannot be written before anything is computed for it.
 
     Raises:
         UsageError: the file is a folder, or in none; the folder cannot be made, or written to.
+        MissingExtra: nothing that draws is installed.
     """
     check_trace(getattr(given, "trace", None))
+    check_picture(getattr(given, "png", None))
     name = getattr(given, "json", None)
     if not isinstance(name, str) or name == "-":
         return
     if os.path.isdir(name) or not os.path.isdir(os.path.dirname(name) or "."):
         raise UsageError(f"--json {name}: it has to be a file in a folder that is there, or - for stdout")
+
+
+def check_picture(name: str | None) -> None:
+    """As `check_output`, of --png."""
+    if name is None:
+        return
+    folder, there = os.path.dirname(name) or ".", os.path.lexists(name)
+    writable = os.path.isdir(folder) and os.access(name if there else folder, os.W_OK)
+    if os.path.isdir(name) or not writable or os.path.splitext(name)[1].lower() != ".png":
+        raise UsageError(f"--png {name}: it has to be a file that ends in .png, in a folder that can be written to")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise MissingExtra("pictures of rounds", "matplotlib", "tensorboard")
 
 
 def check_trace(folder: str | None) -> None:
