@@ -58,11 +58,27 @@ def test_a_name_that_is_taken_gets_a_number(tmp_path: Path, name: str) -> None:
     assert [file.name for file in (tmp_path / name).iterdir()] == ["mine"]
 
 
-@pytest.mark.parametrize("name", ["", "..", "a/specstream", "a/../../b", "/absolute", "a\0b", "x" * 300])
-def test_names_that_are_none(tmp_path: Path, name: str) -> None:
-    with pytest.raises(InvalidOption, match=r"^(run|logdir): got"):
+NO_NAMES = ["", "..", "a/specstream", "a/../../b", "/absolute", "a\0b", "x" * 300, "\u00e9" * 130, "a/" + "x" * 241]
+
+
+@pytest.mark.parametrize("name", [*NO_NAMES, 5, None, Path("a"), b"a"])
+def test_names_that_are_none(tmp_path: Path, name: Any) -> None:
+    with pytest.raises(InvalidOption, match=r"^run: got .* allowed: .* Leave it out, and it is the time"):
         RunWriter(tmp_path / "logs", name, INFO)
-    assert not list(tmp_path.rglob("specstream"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_longest_name_that_is_taken_gets_a_number(tmp_path: Path) -> None:
+    paths = [RunWriter(tmp_path, "x" * 240, INFO).path for _ in range(2)]
+    assert [len(path.name) for path in paths] == [240, 242]
+
+
+@pytest.mark.parametrize("logdir", ["", None, 5, b"logs", "~nobody-of-this-name"])
+def test_logdirs_that_are_none(logdir: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidOption, match=r"^logdir: got .* allowed: a folder"):
+        RunWriter(logdir, "run", INFO)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("rounds", [0, -1, True, 2.5, None])

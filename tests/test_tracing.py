@@ -114,6 +114,19 @@ def test_what_a_run_says_of_itself(tmp_path: Path) -> None:
     assert not on_disk(run).rounds
 
 
+@pytest.mark.parametrize(("logdir", "run", "said"), [("", None, "logdir"), (None, None, "logdir"), (".", 5, "run")])
+def test_what_is_no_folder_or_name_is_refused(
+    logdir: Any, run: Any, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with engine_without_draft() as engine:
+        with pytest.raises(InvalidOption, match=f"^{said}: got"), engine.trace(logdir, run=run):
+            pass
+        assert not list(tmp_path.iterdir())
+        with engine.trace("logs"):  # nothing of the refused one is left
+            pass
+
+
 def engine_without_draft() -> Engine:
     return make_engine(model("qwen3"), max_model_len=64)
 

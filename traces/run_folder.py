@@ -12,6 +12,8 @@ from specstream.errors import InvalidOption
 
 OWN = "specstream"
 """The folder in a run's that holds what is ours; what is in one is no run."""
+MOST_NAME_BYTES = 240
+"""File systems take 255; a number may be added."""
 
 
 def new_run_folder(logdir: str | Path, name: str) -> Path:
@@ -20,16 +22,23 @@ def new_run_folder(logdir: str | Path, name: str) -> Path:
     Raises:
         InvalidOption: no run can have that name, or the folder cannot be made or written to.
     """
-    parts = PurePath(name).parts
+    if not isinstance(logdir, str | Path) or logdir == "":
+        raise InvalidOption("logdir", logdir, 'a folder, as text or a Path; "." is the current one')
+    parts = PurePath(name).parts if isinstance(name, str) else ()
+    longest = max((len(part.encode(errors="surrogatepass")) for part in parts), default=0)
+    if longest > MOST_NAME_BYTES:
+        allowed = f"a name of at most {MOST_NAME_BYTES} bytes, in each of its folders"
+        raise InvalidOption("run", name, allowed, "Leave it out, and it is the time.")
     if not parts or PurePath(name).is_absolute() or {"..", OWN} & {*parts} or "\0" in name:
         allowed = f'the name of a folder in logdir, or of one in it, such as "cpu/first", but not "{OWN}"'
-        raise InvalidOption("run", name, allowed)
-    wanted = Path(logdir).expanduser() / name
+        raise InvalidOption("run", name, allowed, "Leave it out, and it is the time.")
+    wanted = Path(logdir) / name
     try:
+        wanted = Path(logdir).expanduser() / name
         wanted.parent.mkdir(parents=True, exist_ok=True)
         folder = _first_free(wanted)
         (folder / OWN).mkdir()
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RuntimeError) as error:  # the last: a home that nobody has
         reason = getattr(error, "strerror", None) or str(error)
         raise InvalidOption("logdir", str(logdir), "a folder that can be written to", f"{wanted}: {reason}.") from error
     return folder
