@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qwen3Config
 
+from specstream.closest import did_you_mean
 from specstream.errors import InvalidOption
 
 
@@ -129,7 +130,7 @@ def preset_config(name: str, max_model_len: int) -> tuple[PretrainedConfig, str]
         InvalidOption: no preset of that name.
     """
     if name not in PRESETS:
-        raise InvalidOption("preset", name, " or ".join(PRESETS))
+        raise InvalidOption("preset", name, " or ".join(PRESETS), did_you_mean(name, PRESETS))
     preset = PRESETS[name]
     native, shape, rope, note = preset.shape["max_position_embeddings"], preset.shape, preset.rope, ""
     if max_model_len > native:

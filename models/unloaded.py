@@ -11,11 +11,13 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
+from specstream.closest import did_you_mean
 from specstream.errors import InvalidOption, SpecStreamError, shortened
 from specstream.models.internlm2 import internlm2_config, is_internlm2
 from specstream.models.load import Tokenizer, load_tokenizer
 from specstream.models.presets import PRESETS, dummy_model, preset_config
 from specstream.models.quantised import quantised_note
+from specstream.options import SELF
 
 CONFIG = "config.json"
 _SIZES = (
@@ -61,7 +63,9 @@ def unloaded_model(
     except OSError as error:  # a name that is too long, say
         raise InvalidOption(role, name, allowed, f"{error.strerror}.") from error
     if not is_there:
-        raise InvalidOption(role, name, allowed, "Weights are not needed, and nothing is downloaded.")
+        meant = did_you_mean(name, [*PRESETS, SELF] if role == "draft" else PRESETS)
+        way_out = f"{meant} Weights are not needed, and nothing is downloaded.".lstrip()
+        raise InvalidOption(role, name, allowed, way_out)
     _check_sizes(role, file)
     try:
         config = _config(file)

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from specstream.caller import warn_caller
+from specstream.closest import closest
 from specstream.compiler import compile_model, lower_model
 from specstream.draft import FEED_TOKENS
 from specstream.engine import Engine
@@ -18,6 +19,7 @@ from specstream.errors import InvalidOption, UnsupportedModel
 from specstream.graph import PartitionedModel
 from specstream.memory import resolve_batched_tokens, resolve_max_model_len
 from specstream.models.load import load_model
+from specstream.models.presets import PRESETS
 from specstream.models.rope import inherited_rope, max_positions
 from specstream.options import SELF, Options
 from specstream.parts import DEVICES, make_parts
@@ -87,8 +89,25 @@ def compile(
     return engine
 
 
+def _check_name(role: str, name: str) -> None:
+    """Refuses what is nearly the name of a preset, or "self": it is not asked of the hub, where it would be anybody's.
+
+    Raises:
+        InvalidOption: and no folder has that name.
+    """
+    meant = closest(name, [*PRESETS, SELF] if role == "draft" else PRESETS)
+    if meant is None or "/" in name or Path(name).exists():
+        return
+    question = "" if meant == name else f"Did you mean {meant!r}? "
+    preset = f"{meant!r} is a preset, for plan and bench: an engine needs weights." if meant in PRESETS else ""
+    allowed = "a directory with a causal language model, its name on the hub, or an nn.Module"
+    raise InvalidOption(role, name, allowed, f"{question}{preset}".rstrip())
+
+
 def _loaded(role: str, model: Model, dtype: Any, device: Any) -> tuple[nn.Module, Any, str]:
     """As `load_model`; refusals say which of the two models is meant."""
+    if isinstance(model, str):
+        _check_name(role, model)
     try:
         return load_model(model, dtype, device)
     except InvalidOption as error:

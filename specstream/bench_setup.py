@@ -16,6 +16,7 @@ from transformers.utils import logging
 
 from specstream import api
 from specstream.cli import UsageError
+from specstream.closest import did_you_mean
 from specstream.engine import Engine
 from specstream.errors import InvalidOption
 from specstream.graph import AttentionSpec, ModelSpec, PartitionedModel
@@ -86,7 +87,9 @@ def bench_model(name: str, max_model_len: int, dtype: torch.dtype, device: torch
         config, note = preset_config(name, max_model_len)
         return BenchModel(name, dummy_model(config, dtype, device, seed), note)
     if not Path(name).expanduser().is_dir():
-        raise UsageError(f"{name}: no such folder, and no preset; the presets are {', '.join(PRESETS)}")
+        meant = did_you_mean(name, PRESETS)
+        known = f"the presets are {', '.join(PRESETS)}"
+        raise UsageError(f"{name}: no such folder, and no preset; {known}{meant and '. '}{meant}")
     logging.disable_progress_bar()
     module, _, loaded_name = load_model(Path(name).expanduser(), dtype, device)
     return BenchModel(loaded_name, module)

@@ -195,6 +195,16 @@ def _generate(given: argparse.Namespace) -> int:
     return run(given)
 
 
+class Parser(argparse.ArgumentParser):
+    """One that refuses what it does not know itself: a command's own usage is shown, and not that of `specstream`."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        known, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return known, unknown
+
+
 class _Version(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         from importlib.metadata import version
@@ -204,7 +214,7 @@ class _Version(argparse.Action):
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="specstream",
         description="Exact speculative decoding with the target's KV cache streamed from CPU memory.",
         epilog=EXIT_STATUS,

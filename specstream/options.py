@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, fields, replace
 from typing import Literal
 
+from specstream.closest import did_you_mean
 from specstream.errors import InvalidOption
 
 _WORDS = {
@@ -138,7 +139,8 @@ class Options:
             raise InvalidOption("draft_sink", self.draft_sink, allowed, "Set draft_window too, or leave it out.")
         for name, words in _WORDS.items():
             if getattr(self, name) not in words:
-                raise InvalidOption(name, getattr(self, name), " or ".join(f'"{word}"' for word in words))
+                value, allowed = getattr(self, name), " or ".join(f'"{word}"' for word in words)
+                raise InvalidOption(name, value, allowed, did_you_mean(value, words))
         if self.drafting == "cohorts" and self.max_num_seqs == 1:
             allowed = '"auto", "sequential", "lookahead" or "off" with max_num_seqs=1'
             raise InvalidOption("drafting", "cohorts", allowed, "Requests take turns: allow two or more.")
@@ -207,7 +209,8 @@ class Options:
         known = [f.name for f in fields(cls)]
         for name in keywords:
             if name not in known:
-                raise InvalidOption(name, keywords[name], f"no such option; the options are {', '.join(known)}")
+                allowed = f"no such option; the options are {', '.join(known)}"
+                raise InvalidOption(name, keywords[name], allowed, did_you_mean(name, known))
         if isinstance(draft, str) and draft == SELF and keywords.get("draft_window") is None:
             keywords["draft_window"] = SELF_WINDOW
         return cls(**keywords)  # type: ignore[arg-type]

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import torch
 
+from specstream.closest import did_you_mean
 from specstream.cost import DeviceProfile
 from specstream.errors import InvalidOption
 from specstream.profile_cache import measured_profile
@@ -35,6 +36,8 @@ MEMORY_SHARE = 4.15 / 4.8
 TENSOR_SHARE = 0.475
 """A prompt of 32,768 tokens of Qwen3-8B in parts of 8192, all on the device: 772 TFLOP, calculated, in 1.64 s, which is
 470 of the H200's 989.5 TFLOP/s. Other devices are taken to get the same share."""
+ALIKE_NAMES = 0.8
+"""By difflib, of a misspelt name: "rtx4090" is 0.93 alike "rtx-4090"; "rtx-2080", another device, 0.75."""
 LAUNCH_US = 5
 """A task of a captured graph, some kernels of which are small."""
 
@@ -211,5 +214,6 @@ def named_profile(option: str, name: str) -> DeviceProfile:
     """
     profile = find_profile(name)
     if profile is None:
-        raise InvalidOption(option, name, ", ".join(listed.name for listed in PROFILES))
+        names = [listed.name for listed in PROFILES]
+        raise InvalidOption(option, name, ", ".join(names), did_you_mean(name, [*names, "auto"], ALIKE_NAMES))
     return profile
