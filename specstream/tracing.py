@@ -47,7 +47,7 @@ def trace(engine: Engine, logdir: str | Path, run: str | None, rounds: int) -> I
         The run's folder.
 
     Raises:
-        InvalidOption: the engine is being traced already, or the folder cannot be made.
+        InvalidOption: the engine is being traced already, the folder cannot be made, or no run can have that name.
         EngineBusy: another call of the engine is under way.
         EngineClosed: it is closed.
     """
