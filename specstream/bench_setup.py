@@ -171,7 +171,7 @@ def given_options(given: argparse.Namespace) -> dict[str, Any]:
 def memory_figures(engine: Engine) -> dict[str, Any]:
     """The sizes that were planned."""
     memory = engine.memory
-    kv = memory.draft_kv + memory.device_kv
+    kv = memory.draft_kv + memory.drawn_from + memory.device_kv
     return {
         "chunk_tokens": memory.layout.chunk_tokens,
         "group_chunks": memory.chunks_per_group,

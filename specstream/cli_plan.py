@@ -168,6 +168,7 @@ def _memory_rows(answer: FitReport) -> dict[str, str]:
         "weights": use.weights,
         "draft weights": use.draft_weights,
         "draft KV": use.draft_kv,
+        "draft distributions": use.drawn_from,
         "ring": use.ring,
         "tails": use.tails,
         "resident history": use.resident,

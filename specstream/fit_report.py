@@ -19,6 +19,8 @@ class MemoryUse:
     weights: int
     draft_weights: int
     draft_kv: int
+    drawn_from: int
+    """What candidates of requests that sample are drawn from."""
     ring: int
     tails: int
     """Of the requests that stream."""
@@ -35,8 +37,8 @@ class MemoryUse:
     @property
     def device(self) -> int:
         """All that is planned on the device."""
-        kv = self.draft_kv + self.ring + self.tails + self.resident
-        return self.weights + self.draft_weights + kv + self.prompt_buffer
+        of_draft = self.draft_weights + self.draft_kv + self.drawn_from
+        return self.weights + of_draft + self.ring + self.tails + self.resident + self.prompt_buffer
 
     @property
     def left(self) -> int | None:
@@ -51,6 +53,7 @@ class MemoryUse:
             weights=memory.weights,
             draft_weights=memory.draft_weights,
             draft_kv=memory.draft_kv,
+            drawn_from=memory.drawn_from,
             ring=memory.ring,
             tails=tails * chunk_bytes,
             resident=(memory.num_blocks - tails) * chunk_bytes,

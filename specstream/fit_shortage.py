@@ -71,8 +71,8 @@ def _enough_device(setup: Setup) -> Enough | None:
 
 def _most_kv(setup: Setup) -> int:
     """Bytes of the target's KV that the device has room for, 1 at least."""
-    free = setup.planning.free_device
-    return UNLIMITED if free is None else max(1, free - setup.planning.draft_kv(setup.least_options))
+    free, planning, options = setup.planning.free_device, setup.planning, setup.least_options
+    return UNLIMITED if free is None else max(1, free - planning.draft_kv(options) - planning.drawn_from(options))
 
 
 def _kv_budget(setup: Setup) -> int:

@@ -342,9 +342,7 @@ def _shrink_ring(
     return slots, group
 
 
-def _device_too_full(
-    options: Options, taken: int, least: int, of_draft: tuple[int, int], free: int
-) -> OutOfBudget:
+def _device_too_full(options: Options, taken: int, least: int, of_draft: tuple[int, int], free: int) -> OutOfBudget:
     (draft_kv, drawn_from), beside = of_draft, sum(of_draft)
     drafts = f" and the draft's KV {format_size(draft_kv)}" if draft_kv else ""
     drafts += f", its distributions {format_size(drawn_from)}" if drawn_from else ""

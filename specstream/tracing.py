@@ -99,6 +99,7 @@ def _bytes_by_class(memory: MemoryPlan) -> dict[str, int]:
         "weights": memory.weights,
         "draft_weights": memory.draft_weights,
         "draft_kv": memory.draft_kv,
+        "drawn_from": memory.drawn_from,
         "ring": memory.ring,
         "blocks": memory.device_kv - memory.ring,
         "prompt_buffer": memory.prompt_buffer,

@@ -51,7 +51,7 @@ def test_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert figures["max_batch"] > 1
     assert "max_context" not in figures
     memory = figures["memory"]
-    classes = ("weights", "draft_weights", "draft_kv", "ring", "tails", "resident", "prompt_buffer")
+    classes = ("weights", "draft_weights", "draft_kv", "drawn_from", "ring", "tails", "resident", "prompt_buffer")
     assert sum(memory[name] for name in classes) == memory["device"]
     assert memory["ring"] + memory["tails"] + memory["resident"] <= 4 << 20
     assert memory["host"] > 0
