@@ -132,6 +132,8 @@ class Recorder:
         self._began = perf_counter()
         self._waiting: list[_Round] = []
         """The latest round, and those before it that there was no time for."""
+        self._has_graph = False
+        """Whether a verification was among the rounds."""
         self._works_ahead = False
         """Whether the executor leaves time in which a device computes."""
         self._lock = threading.Lock()
@@ -188,10 +190,12 @@ class Recorder:
         planner, link = self._planner, self._planner.profile.host_to_device_bytes_per_us
         shared = spec.canonical()  # histories grow, and every round would soon have a plan of its own
 
+        if not self._has_graph and not any(request.prompt_tokens for request in round_.requests):
+            self._writer.add_graph(planner.plan(shared))
+            self._has_graph = True
+
         def planned(number: int) -> PlannedRound:
-            plan = planner.plan(shared)
-            self._writer.add_graph(plan)
-            return planned_round(plan, number, link)
+            return planned_round(planner.plan(shared), number, link)
 
         return RecordedRound(
             index=round_.index,

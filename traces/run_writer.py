@@ -84,7 +84,7 @@ class RunWriter:
         return self._plan_ids[key]
 
     def add_graph(self, plan: Plan) -> None:
-        """Takes the plan whose tasks TensorBoard's graph is to show: the first one.
+        """Takes the plan whose tasks TensorBoard's graph is to show: the first one that is given.
 
         Raises:
             OSError: it could not be written.
