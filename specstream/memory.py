@@ -70,6 +70,11 @@ class MemoryPlan:
         return self.device_kv - self.ring < self.full_kv
 
     @property
+    def all_resident(self) -> bool:
+        """Whether every request stays on the device whole."""
+        return not self.prompt_chunks
+
+    @property
     def ring(self) -> int:
         return self.staging_slots * self.chunks_per_group * self.layout.block_bytes
 

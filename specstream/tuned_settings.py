@@ -67,12 +67,15 @@ def open_settings(options: Options) -> list[str]:
 
 def changes(options: Options, planning: Planning) -> dict[str, Callable[[TunedSettings], Sequence[TunedSettings]]]:
     """For each setting that is open, what settings become with other values of it; those that do not fit are left out.
+    Where nothing streams there is nothing to say about how it does.
 
     Groups of other chunks have as many tokens; a number of candidates or a policy brings its own ring, if that is open.
     """
     names = open_settings(options)
     if planning.draft is None:
         names = [name for name in names if name in OF_TARGET]
+    if planning.memory(planning.settled(options)).all_resident:
+        names = [name for name in names if name not in OF_TARGET]
     return {name: partial(_changed, name, options, planning) for name in ORDER if name in names}
 
 

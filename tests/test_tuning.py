@@ -144,6 +144,15 @@ def test_a_target_alone_is_tuned_too() -> None:
         assert all(trial.tokens_per_second for trial in found.trials)
 
 
+def test_where_nothing_streams_only_drafting_is_tuned() -> None:
+    with new_engine(**OPEN | {"gpu_kv_budget": "8MiB"}) as engine:
+        tried = [trial.settings for trial in engine.tune(most_trials=5).trials]
+        assert len({(each.chunk_tokens, each.group_chunks, each.staging_slots) for each in tried}) == 1
+        assert len({each.num_speculative_tokens for each in tried}) > 1
+        assert tokens(engine)
+        assert engine.metrics().streamed_bytes == 0
+
+
 def test_a_smaller_workload(engine: Engine) -> None:
     found = engine.tune(context=128, batch=1, acceptance=0.5, most_trials=2)
     assert found.workload == Workload(128, 1, 0.5)
