@@ -7,8 +7,7 @@ Rounds of two cohorts as in `cohorts.py`, for each number of candidates, in engi
 - as it is: draft steps have the lower priority, and their tables are read from pinned memory by a kernel;
 - one priority: the steps' kernels have the target's;
 - copied tables: a copy engine brings the tables, as it does histories;
-- N processors: the steps' kernels run on that many multiprocessors alone (a green context), the target's on all;
-- N processors, apart: and the target's on the others alone.
+- N processors: the steps' kernels run on that many multiprocessors alone (a green context), the target's on all.
 
 `exposed_ms` is what drafting adds to a round, by the byte that it streams; `draft_ms` what its steps take.
 """
@@ -47,8 +46,8 @@ def copy_tables(here: torch.Tensor, there: torch.Tensor) -> None:
     Transfer(there.data_ptr(), here.data_ptr(), size, True).launch(torch.cuda.current_stream(there.device).cuda_stream)
 
 
-def split_streams(device: torch.device, processors: int) -> tuple[MakeStream, MakeStream]:
-    """Makers of streams on so many multiprocessors, and on the others."""
+def streams_on(device: torch.device, processors: int) -> MakeStream:
+    """A maker of streams on so many multiprocessors."""
     from cuda.bindings import driver
 
     def call(name: str, *arguments: Any) -> Any:
@@ -59,22 +58,18 @@ def split_streams(device: torch.device, processors: int) -> tuple[MakeStream, Ma
 
     number = call("cuDeviceGet", device.index or 0)
     whole = call("cuDeviceGetDevResource", number, driver.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM)
-    groups, _, rest = call("cuDevSmResourceSplitByCount", 1, whole, 0, processors)
+    groups, _, _ = call("cuDevSmResourceSplitByCount", 1, whole, 0, processors)
+    described = call("cuDevResourceGenerateDesc", [groups[0]], 1)
+    context = call("cuGreenCtxCreate", described, number, driver.CUgreenCtxCreate_flags.CU_GREEN_CTX_DEFAULT_STREAM)
 
-    def maker(resource: Any) -> MakeStream:
-        described = call("cuDevResourceGenerateDesc", [resource], 1)
-        context = call("cuGreenCtxCreate", described, number, driver.CUgreenCtxCreate_flags.CU_GREEN_CTX_DEFAULT_STREAM)
+    def make(device: torch.device, *, high_priority: bool) -> torch.cuda.Stream:
+        low, high = torch.cuda.Stream.priority_range()  # type: ignore[no-untyped-call]
+        flags = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
+        made = call("cuGreenCtxStreamCreate", context, flags, high if high_priority else low)
+        stream: torch.cuda.Stream = torch.cuda.ExternalStream(int(made), device)
+        return stream
 
-        def make(device: torch.device, *, high_priority: bool) -> torch.cuda.Stream:
-            low, high = torch.cuda.Stream.priority_range()  # type: ignore[no-untyped-call]
-            flags = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
-            made = call("cuGreenCtxStreamCreate", context, flags, high if high_priority else low)
-            stream: torch.cuda.Stream = torch.cuda.ExternalStream(int(made), device)
-            return stream
-
-        return make
-
-    return maker(groups[0]), maker(rest)
+    return make
 
 
 @contextmanager
@@ -85,12 +80,11 @@ def patched(*patches: Any) -> Iterator[None]:
         yield
 
 
-def on_processors(device: torch.device, processors: int, *, apart: bool) -> Any:
-    of_draft, of_target = split_streams(device, processors)
+def on_processors(device: torch.device, processors: int) -> Any:
+    of_draft = streams_on(device, processors)
 
     def lane_stream(device: torch.device, *, high_priority: bool) -> torch.cuda.Stream:
-        make = (of_target if apart else new_stream) if high_priority else of_draft
-        return make(device, high_priority=high_priority)
+        return (new_stream if high_priority else of_draft)(device, high_priority=high_priority)
 
     return patched(
         mock.patch.object(recurring, "new_stream", of_draft),
@@ -109,8 +103,7 @@ def ways(device: torch.device) -> dict[str, Callable[[], Any]]:
         "copied tables": lambda: patched(mock.patch.object(mirror, "upload", copy_tables)),
     }
     for processors in PROCESSORS:
-        found[f"{processors} processors"] = partial(on_processors, device, processors, apart=False)
-        found[f"{processors} processors, apart"] = partial(on_processors, device, processors, apart=True)
+        found[f"{processors} processors"] = partial(on_processors, device, processors)
     return found
 
 
