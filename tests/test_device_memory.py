@@ -29,7 +29,7 @@ def test_what_a_device_has_free_is_not_exceeded() -> None:
     assert device_plan(LEAST, gpu_kv_budget="min").device_kv == LEAST
     assert device_plan(LEAST + 5, 5, gpu_kv_budget="min").device_kv == LEAST
     assert device_plan(1 << 20, gpu_kv_budget="1GiB").device_kv < 1 << 20  # more than it could ever use
-    with pytest.raises(OutOfBudget, match=r"The least that works is 10\.00 KiB\. Ways out: fewer"):
+    with pytest.raises(OutOfBudget, match=r"The least that works is 10\.00 KiB\. Ways out: smaller"):
         device_plan(LEAST - 1, gpu_kv_budget="min")
     with pytest.raises(OutOfBudget, match=r"and the draft's KV 5 B; 10\.00 KiB are free .* a smaller draft_window"):
         device_plan(LEAST + 4, 5, gpu_kv_budget="auto")
