@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import gc
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from specstream import api
 from specstream.cli import UsageError
 from specstream.closest import did_you_mean
 from specstream.engine import Engine
-from specstream.errors import InvalidOption
+from specstream.errors import InvalidOption, OutOfBudget
 from specstream.graph import AttentionSpec, ModelSpec, PartitionedModel
 from specstream.idle import idle_bytes
 from specstream.memory import Fill, MemoryPlan, longer_ring, plan_memory
@@ -69,12 +70,17 @@ class BenchModel:
 
 
 @contextmanager
-def named_as_typed() -> Iterator[None]:
-    """Lets refusals of options name the benchmarks' own flags."""
+def named_as_typed(flags: Mapping[str, str] = FLAGS) -> Iterator[None]:
+    """Lets refusals of options name a command's own flags: the benchmarks', if no others are given."""
     try:
         yield
     except InvalidOption as error:
-        raise error.renamed(FLAGS) from error
+        raise error.renamed(flags) from error
+    except OutOfBudget as error:
+        texts = [error.reason, error.way_out]
+        for name, flag in flags.items():
+            texts = [re.sub(rf"\b{name}\b", flag, text) for text in texts]
+        raise OutOfBudget(*texts) from error
 
 
 def bench_model(name: str, max_model_len: int, dtype: torch.dtype, device: torch.device, seed: int = 0) -> BenchModel:

@@ -153,8 +153,8 @@ def _short_text(answer: FitReport) -> str:
 
     short = answer.short
     assert short is not None
-    of_budget = ", by gpu_kv_budget" if short.of_budget else ""
-    sizes = {f"device memory{of_budget}": short.device, "host memory": short.host}
+    why = "of the share that auto takes" if answer.options.gpu_kv_budget == "auto" else "by gpu_kv_budget"
+    sizes = {f"device memory{f', {why}' if short.of_budget else ''}": short.device, "host memory": short.host}
     return " and ".join(f"{format_size(size)} of {name}" for name, size in sizes.items() if size)
 
 

@@ -18,6 +18,14 @@ if TYPE_CHECKING:
 
 SIZES = ("max_model_len", "max_num_seqs")
 """Options that are --context and --batch here."""
+FLAGS = {
+    "max_model_len": "context",
+    "max_num_seqs": "batch",
+    "preset": "target",
+    "logdir": "trace",
+    "most_trials": "trials",
+}
+"""Arguments that are flags of another name here."""
 NOT_TUNED = ("rejection_sample_method", "synthetic_acceptance_rate", "synthetic_acceptance_length")
 
 
@@ -67,10 +75,9 @@ def _run(given: argparse.Namespace) -> int:
     from specstream.options import SELF
 
     options = chosen_options(given) | {"max_model_len": given.context, "max_num_seqs": given.batch}
-    options.setdefault("num_speculative_tokens", "auto")
     device, progress = choose_device(given.device), Progress()
     dtype = getattr(torch, given.dtype or ("float32" if device.type == "cpu" else "bfloat16"))
-    with named_as_typed():
+    with named_as_typed(FLAGS):
         with progress.working(f"making and capturing {given.target} and draft {given.draft}"):
             target = bench_model(given.target, given.context, dtype, device)
             draft = chosen_draft(given, target, dtype, device)
@@ -78,23 +85,38 @@ def _run(given: argparse.Namespace) -> int:
             chosen: Any = SELF if itself else draft and draft.module
             engine = specstream.compile(target.module, chosen, **options)
         with closing(engine):
-            tuning = _tuned(engine, given, progress)
-    _report(tuning, given)
+            trials: list[Trial] = []
+            try:
+                _report(_tuned(engine, given, progress, trials), given)
+            except KeyboardInterrupt:
+                if trials:
+                    _report(_so_far(engine, given, trials), given)
+                raise
     return 0
 
 
-def _tuned(engine: Engine, given: argparse.Namespace, progress: Progress) -> Tuning:
-    count = 0
+def _so_far(engine: Engine, given: argparse.Namespace, trials: list[Trial]) -> Tuning:
+    """What an interrupted tuning has come to."""
+    from specstream.tuned_cache import tuned_file
+    from specstream.tuning import Tuning, best_trial
+    from specstream.workload import Workload
+
+    workload = Workload.of(engine.options, engine.memory, None, None, given.acceptance)
+    file = tuned_file(engine.parts.requested, engine.parts.target, engine.parts.draft)
+    return Tuning(workload, tuple(trials), best_trial(trials), file if file.exists() else None)
+
+
+def _tuned(engine: Engine, given: argparse.Namespace, progress: Progress, trials: list[Trial]) -> Tuning:
+    """Tunes; what is measured goes to `trials` as it comes."""
 
     def text() -> str:
-        return f"trial {count + 1} of {given.trials} at most"
+        return f"trial {len(trials) + 1} of {given.trials} at most"
 
     with progress.listed(text()) as say:
 
         def told(trial: Trial) -> None:
-            nonlocal count
-            count += 1
-            say(f"{count:>2}  {trial}", text())
+            trials.append(trial)
+            say(f"{len(trials):>2}  {trial}", text())
 
         return engine.tune(
             acceptance=given.acceptance,
@@ -108,13 +130,16 @@ def _tuned(engine: Engine, given: argparse.Namespace, progress: Progress) -> Tun
 def _report(tuning: Tuning, given: argparse.Namespace) -> None:
     from specstream.bench_report import report
 
-    if tuning.best is None:
+    if not any(trial.tokens_per_second for trial in tuning.trials):
         raise UsageError(f"no trial succeeded; the first one: {tuning.trials[0].error}")
     rows = {f"{number:>2}": str(trial) for number, trial in enumerate(tuning.trials, 1)}
-    rows["best"] = f"{tuning.best.settings}"
-    if tuning.gain is not None:
+    before = "what was kept before, which is not among these"
+    rows["best"] = before if tuning.best is None else str(tuning.best.settings)
+    if len(tuning.trials) == 1:
+        rows["than untuned"] = "nothing else was tried: time or trials were up, or nothing else is promising"
+    elif tuning.gain is not None:
         rows["than untuned"] = f"{tuning.gain:.2f} x as fast"
-    rows["kept in"] = "nothing: they could not be stored" if tuning.file is None else str(tuning.file)
+    rows["kept in"] = "no file" if tuning.file is None else str(tuning.file)
     report(f"{given.target}, draft {given.draft}, {tuning.workload}", rows, figures(tuning), given.json)
 
 

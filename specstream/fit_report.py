@@ -71,7 +71,8 @@ class Shortage:
     device: int = 0
     host: int = 0
     of_budget: bool = False
-    """Whether what `gpu_kv_budget` allows of the device is short, and not the device's memory."""
+    """Whether what `gpu_kv_budget` allows of the device is short, or what it comes to by itself, and not the device's
+    memory."""
 
 
 @dataclass(frozen=True)

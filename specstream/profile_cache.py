@@ -20,8 +20,8 @@ from specstream.cost import DeviceProfile
 from specstream.errors import shortened
 from specstream.measured import check_figures, measure_profile
 
-DRIVER_VERSION = Path("/sys/module/nvidia/version")
-"""Where Linux tells it."""
+DRIVER_VERSION, PROCESSORS = Path("/sys/module/nvidia/version"), Path("/proc/cpuinfo")
+"""Where Linux tells them."""
 WAY_OUT = "set XDG_CACHE_HOME to a folder that can be written to"
 TEXTS = ("name", "source", "measured_on")
 
@@ -59,12 +59,20 @@ def environment(device: torch.device) -> dict[str, str]:
     """On what the speed of a device of this machine depends, beside models and options."""
     versions = {"torch": str(torch.__version__), "specstream": version("specstream")}
     if device.type != "cuda":
-        cores = str(os.cpu_count())
-        return {"device": platform.processor() or platform.machine(), "number": f"{cores} cores"} | versions
+        return {"device": _processor(), "number": f"{os.cpu_count()} cores"} | versions
     properties = torch.cuda.get_device_properties(device)
     # no other device has its uuid, on another host that shares the folder either
     named = {"device": properties.name, "number": str(properties.uuid)}
     return named | {"driver": _driver_version()} | versions
+
+
+def _processor() -> str:
+    """Its model, as far as the system tells."""
+    with suppress(OSError):
+        found = re.search(r"^model name\s*: (.*)$", PROCESSORS.read_text("utf-8"), re.MULTILINE)
+        if found is not None:
+            return found[1]
+    return platform.processor() or platform.machine()
 
 
 def cache_folder() -> Path:

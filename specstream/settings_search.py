@@ -45,23 +45,24 @@ class Search(Generic[Choice]):
     def best(self) -> Choice | None:
         return best_of(self.measured)
 
-    def run(self, start: Choice, changed: Mapping[str, Callable[[Choice], Sequence[Choice]]]) -> None:
+    def run(self, first: Sequence[Choice], changed: Mapping[str, Callable[[Choice], Sequence[Choice]]]) -> None:
         """Searches until nothing promising is left, or there is no time.
 
         Args:
-            start: measured first.
+            first: what is measured first.
             changed: for each setting, what a choice becomes with other values of it. By turns each setting's most
                 promising value is measured, from the best choice so far.
         """
-        self._look_at(start)
+        for choice in first:
+            self._look_at(choice)
         before = 0
         while before < len(self.measured):
             before = len(self.measured)
             for others in changed.values():
                 best = self.best
-                choice = None if best is None else self._most_promising(best, others(best))
-                if choice is not None:
-                    self._look_at(choice)
+                promising = None if best is None else self._most_promising(best, others(best))
+                if promising is not None:
+                    self._look_at(promising)
 
     def _most_promising(self, best: Choice, choices: Sequence[Choice]) -> Choice | None:
         """Of those that are not measured the one with the highest prediction, if that is worth measuring."""

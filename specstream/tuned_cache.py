@@ -25,6 +25,7 @@ def tuned_file(options: Options, target: PlannableModel, draft: PlannableModel |
         options.max_num_seqs,
         budget if budget in ("auto", "min") else parse_size("gpu_kv_budget", budget),
         options.draft_window,
+        {field.name: getattr(options, field.name) for field in fields(TunedSettings)},
     ]
     models = [None if model is None else _shape(model) for model in (target, draft)]
     text = json.dumps([*asked, *models, draft is target])
@@ -47,24 +48,21 @@ def store_tuned(settings: TunedSettings, tokens_per_second: float, target: Model
 
 
 def stored_tuned(options: Options, target: PlannableModel, draft: PlannableModel | None) -> TunedSettings | None:
-    """What was tuned for such an engine, if anything was and nothing has changed since.
-
-    It is for options that say "auto". Sizes of groups and ring go with the size of chunks.
-    """
-    if not open_settings(options):
-        return None
-    tuned = read_tuned(target.spec, tuned_file(options, target, draft))
-    return tuned if tuned is not None and options.chunk_tokens in ("auto", tuned.chunk_tokens) else None
+    """What was tuned for such an engine, if anything was and nothing has changed since."""
+    return read_tuned(target.spec, tuned_file(options, target, draft)) if open_settings(options) else None
 
 
 def read_tuned(target: ModelSpec, file: Path) -> TunedSettings | None:
     """What `store_tuned` has written; None if nothing was, or, with a warning that says why, if that is of no use."""
     try:
-        text = file.read_text("utf-8")
-    except OSError:
+        data = file.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        warn_caller(f"tuned settings cannot be read ({error}): automatic ones are used")
         return None
     try:
-        kept = json.loads(text)
+        kept = json.loads(data)
         settings, then = _checked(kept["settings"]), dict(kept["environment"])
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         warn_caller(f"{file} holds no tuned settings ({type(error).__name__}: {error}): automatic ones are used")
@@ -86,8 +84,8 @@ def _checked(values: Any) -> TunedSettings:
     for field in fields(TunedSettings):
         value = getattr(settings, field.name)
         try:
-            if field.name == "drafting" and value not in get_args(Drafting):
-                raise ValueError(f"drafting is {value!r}")
+            if value not in get_args(Drafting) if field.name == "drafting" else not isinstance(value, int):
+                raise ValueError(f"{field.name} is {value!r}")
             Options(**{"max_num_seqs": 2, field.name: value})
         except InvalidOption as error:
             raise ValueError(str(error)) from error

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import gc
+import math
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import datetime, timezone
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -26,7 +26,7 @@ from specstream.rehearsal import rehearse
 from specstream.settings_search import Search, best_of
 from specstream.speculate import ASSUMED_ACCEPTANCE
 from specstream.trial import Stopwatch, Trial
-from specstream.tuned_cache import store_tuned, tuned_file
+from specstream.tuned_cache import store_tuned, stored_tuned, tuned_file
 from specstream.tuned_settings import OF_TARGET, TunedSettings, changes, open_settings
 from specstream.workload import Workload
 
@@ -47,9 +47,9 @@ class Tuning:
     """In the order in which they were measured; the first one, and the last if others were faster, have what the engine
     would choose untuned."""
     best: Trial | None
-    """None if no trial succeeded."""
+    """None if no trial succeeded, or if it did not come to what is stored from before, which stays."""
     file: Path | None
-    """Where the settings are kept, from which other engines like this one take them; None if they are not."""
+    """Where the settings are kept, from which other engines like this one take them; None if they are not kept."""
 
     @property
     def gain(self) -> float | None:
@@ -77,9 +77,10 @@ def tune(
     """Finds the fastest values of the options that were left at "auto", and has the engine go on with them.
 
     Those are chunk_tokens, group_chunks, staging_slots, num_speculative_tokens and drafting. Each trial is an engine of
-    its own, which decodes requests with a random history for a few rounds; its first one has what would be chosen
-    untuned. No greedy and no coupled token depends on what is found, nor the distribution of any other sample. What is
-    found is stored: engines that are compiled with the same options for models of the same shapes use it.
+    its own, which decodes requests with a random history for a few rounds; the first one has what would be chosen
+    untuned, the second one what is stored, if anything is. No greedy and no coupled token depends on what is found, nor
+    the distribution of any other sample. What is found is stored: engines that are compiled with the same options for
+    models of the same shapes use it.
 
     Args:
         context, batch: tokens of each request and requests; None: max_model_len and max_num_seqs.
@@ -95,11 +96,12 @@ def tune(
         OutOfBudget: not even untuned settings fit any more; the engine is closed then.
         OSError: a trial could not be written to the logdir.
         MissingExtra: a logdir without TensorBoard.
-        KeyboardInterrupt: of Ctrl-C. What was measured before counts.
+        KeyboardInterrupt: of Ctrl-C. What was measured before counts. Another one, while the engine is made again,
+            leaves it closed.
     """
     parts = engine.parts
     workload = Workload.of(engine.options, engine.memory, context, batch, acceptance)
-    _check(engine, seconds, most_trials)
+    _check(engine, seconds, most_trials, told)
     log = None if logdir is None else _log(logdir)
     trials = list[Trial]()
 
@@ -117,6 +119,9 @@ def tune(
             measure_trials(parts, workload, seconds, most_trials, note)
     finally:  # an interrupt leaves what was measured before it
         best = best_trial(trials)
+        known = None if best is None else stored_tuned(parts.requested, parts.target, parts.draft)
+        if known is not None and known not in [trial.settings for trial in trials]:
+            best = None  # nobody knows whether it is better than what is stored
         file = None if best is None else _stored(best, parts)
         engine.use_anew(None if best is None else best.settings)
     return Tuning(workload, tuple(trials), best, file)
@@ -154,13 +159,14 @@ def measure_trials(
         note(Trial(settings, predict(settings), rate, took, error))
         return rate
 
-    def may_go_on(but: int = 0) -> bool:
-        return count + but < most_trials and time.monotonic() + longest - started < seconds
+    def may_go_on(last: bool = False) -> bool:
+        left = most_trials - count
+        return left > (not last and count > 1) and time.monotonic() + longest - started < seconds
 
-    start = TunedSettings.chosen(requested, planning)
-    search = Search(predict, measure, partial(may_go_on, but=1))
-    search.run(start, changes(requested, planning))
-    if search.best != start and may_go_on():
+    start, known = TunedSettings.chosen(requested, planning), stored_tuned(requested, parts.target, parts.draft)
+    search = Search(predict, measure, may_go_on)
+    search.run([start] if known is None else [start, known], changes(requested, planning))
+    if search.best not in (None, start) and may_go_on(last=True):
         measure(start, 0.0)  # once more: whatever a process does for the first time fell on its first trial
 
 
@@ -171,8 +177,8 @@ def predicted_rate(options: Options, planning: Planning, workload: Workload) -> 
         OutOfBudget: memory that does not suffice.
     """
     memory, planner = planning.planned(options)
-    if rehearse(memory, options.max_num_seqs).running < workload.batch:
-        raise OutOfBudget(f"there is no room for {workload.batch} requests of {memory.max_model_len} tokens at a time")
+    if rehearse(replace(memory, max_model_len=workload.context), workload.batch).running < workload.batch:
+        raise OutOfBudget(f"there is no room for {workload.batch} requests of {workload.context} tokens at a time")
     by_turns = options.drafting == "cohorts" and workload.batch > 1
     drafting = options.drafting if by_turns or options.drafting != "cohorts" else "sequential"
     here = replace(options, max_num_seqs=workload.batch, drafting=drafting)
@@ -193,11 +199,14 @@ def best_trial(trials: list[Trial]) -> Trial | None:
     return None if best is None else fastest[best]
 
 
-def _check(engine: Engine, seconds: float, most_trials: int) -> None:
+def _check(engine: Engine, seconds: Any, most_trials: Any, told: Any) -> None:
     """Raises InvalidOption for what cannot be tuned, or not now."""
-    for name, value in {"seconds": seconds, "most_trials": most_trials}.items():
-        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-            raise InvalidOption(name, value, "a positive number")
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
+        raise InvalidOption("seconds", seconds, "a positive number")
+    if isinstance(most_trials, bool) or not isinstance(most_trials, int) or most_trials < 1:
+        raise InvalidOption("most_trials", most_trials, "a positive integer")
+    if told is not None and not callable(told):
+        raise InvalidOption("told", told, "a function of a Trial, or None")
     if unfinished := len(engine._unfinished()):
         way_out = "Run them to their ends, or cancel them; chunk sizes lay out the memory that they are in."
         raise InvalidOption("tune", f"{unfinished} requests that wait or run", "an engine without requests", way_out)

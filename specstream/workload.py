@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from specstream.errors import InvalidOption
 from specstream.memory import MemoryPlan
 from specstream.options import Options
+from specstream.rehearsal import rehearse
 
 LEAST_CONTEXT = 16
 """Tokens: half of them are new, and there is to be a history."""
@@ -36,10 +37,16 @@ class Workload:
         for name, value in {"context": context, "batch": batch}.items():
             least = LEAST_CONTEXT if name == "context" else 1
             chosen = most[name] if value is None else value
+            if most[name] < least:
+                raise InvalidOption(limits[name], most[name], f"at least {least}, for an engine that is tuned")
             if isinstance(chosen, bool) or not isinstance(chosen, int) or not least <= chosen <= most[name]:
                 allowed = f"an integer from {least} to {most[name]}, the engine's {limits[name]}"
                 raise InvalidOption(name, value, allowed, f"Compile with a larger {limits[name]} for more.")
             found[name] = chosen
+        running = rehearse(replace(memory, max_model_len=found["context"]), found["batch"]).running
+        if running < found["batch"]:
+            allowed = f"at most {running}: there is memory for no more of {found['context']} tokens at a time"
+            raise InvalidOption("batch", found["batch"], allowed, "A larger gpu_kv_budget or host_kv_budget has room.")
         number = isinstance(acceptance, int | float) and not isinstance(acceptance, bool)
         if not number or not 0 <= acceptance <= 1:
             allowed = "a number from 0 to 1: the chance that a candidate is right if those before it are"

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from specstream import cli, tuning
+from specstream import cli
+from specstream.trial import Stopwatch
+from specstream.tuned_settings import TunedSettings
 
 PAIR = ["tune", "--target", "tiny", "--draft", "tiny", "--context", "256", "--batch", "2", "--device", "cpu"]
-FEW = [*PAIR, "--gpu-kv-budget", "600KiB", "--trials", "3"]
+FEW = [*PAIR, "--gpu-kv-budget", "600KiB", "--trials", "3", "--num-speculative-tokens", "auto"]
 
 
 @pytest.fixture(autouse=True)
@@ -28,11 +30,12 @@ def test_a_table(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_figures_and_trials(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main([*FEW, "--json", "-", "--trace", str(tmp_path / "log"), "--num-speculative-tokens", "2"]) == 0
+    few = FEW[: FEW.index("--num-speculative-tokens")]
+    assert cli.main([*few, "--json", "-", "--trace", str(tmp_path / "log")]) == 0
     figures = json.loads(capsys.readouterr().out)
     assert figures["workload"] == {"context": 256, "batch": 2, "acceptance": 0.8}
     assert 1 <= len(figures["trials"]) <= 3
-    assert {trial["settings"]["num_speculative_tokens"] for trial in figures["trials"]} == {2}
+    assert {trial["settings"]["num_speculative_tokens"] for trial in figures["trials"]} == {4}
     assert figures["best"] in [trial["settings"] for trial in figures["trials"]]
     assert Path(figures["file"]).exists()
     (folder,) = (tmp_path / "log").iterdir()
@@ -46,6 +49,9 @@ def test_figures_and_trials(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         (["--chunk-tokens", "0"], "--chunk-tokens: got 0"),
         (["--gpu-kv-budget", "1KiB"], "--gpu-kv-budget is 1.00 KiB; the least that works"),
         (["--trace", "/dev/null/log"], "--trace /dev/null/log: it has to be a folder"),
+        (["--context", "8"], "--context: got 8; allowed: at least 16"),
+        (["--gpu-kv-budget", "min"], "--batch: got 2; allowed: at most 1"),
+        (["--gpu-kv-budget", "min", "--host-kv-budget", "1KiB"], "a request of --context 256 tokens needs"),
     ],
     ids=str,
 )
@@ -54,10 +60,21 @@ def test_what_cannot_be_done_is_refused(arguments: list[str], text: str, capsys:
     assert text in capsys.readouterr().err
 
 
-def test_an_interrupt_ends_it(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
+@pytest.mark.parametrize("trials", [0, 1])
+def test_an_interrupt_ends_it_with_what_was_measured(
+    trials: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rate, rates = Stopwatch.rate, list[float]()
 
-    monkeypatch.setattr(tuning, "measure_trials", interrupted)
+    def interrupted(self: Stopwatch, settings: TunedSettings, best: float) -> float:
+        if len(rates) == trials:
+            raise KeyboardInterrupt
+        rates.append(rate(self, settings, best))
+        return rates[-1]
+
+    monkeypatch.setattr(Stopwatch, "rate", interrupted)
     assert cli.main(FEW) == cli.INTERRUPTED
-    assert capsys.readouterr().err.endswith("specstream: interrupted\n")
+    shown = capsys.readouterr()
+    assert shown.err.endswith("specstream: interrupted\n")
+    for row in ("\n 1  ", "\nbest  ", "\nkept in  "):
+        assert (row in shown.out) == (trials > 0)

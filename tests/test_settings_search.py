@@ -41,7 +41,7 @@ class Bench:
 
     def found(self) -> Made | None:
         search = Search(self.predicted, self.measure, lambda: len(self.seen) < self.most)
-        search.run(Made(), CHANGES)
+        search.run([Made()], CHANGES)
         assert [made for made, _ in self.seen] == list(search.measured)
         return search.best
 

@@ -49,7 +49,7 @@ def test_they_are_found_again() -> None:
     assert found() is None
     store()
     assert found() == TUNED
-    assert found(Options(max_model_len=512, num_speculative_tokens=2, debug=True)) == TUNED, "for what is open"
+    assert found(Options(max_model_len=512, num_speculative_tokens="auto", debug=True)) == TUNED
 
 
 @pytest.mark.parametrize(
@@ -60,13 +60,16 @@ def test_they_are_found_again() -> None:
         {"gpu_kv_budget": "4MiB"},
         {"draft_window": 64},
         {"chunk_tokens": 16},
+        {"num_speculative_tokens": 8},
+        {"drafting": "cohorts"},
         {"chunk_tokens": 32, "group_chunks": 4, "staging_slots": 2, "num_speculative_tokens": 3, "drafting": "off"},
     ],
     ids=str,
 )
 def test_others_do_not_find_them(other: dict[str, Any]) -> None:
     store()
-    assert found(Options(**{"max_model_len": 512} | other)) is None
+    options: dict[str, Any] = {"max_model_len": 512, "num_speculative_tokens": "auto"}
+    assert found(Options(**options | other)) is None
     for target, draft in ((MODEL, None), (MODEL, MODEL), (OTHER, OTHER), (OTHER, MODEL)):
         assert stored_tuned(OPTIONS, target, draft) is None
 
@@ -95,7 +98,27 @@ def test_another_text_is_ignored_with_a_warning(text: str, reason: str) -> None:
         assert read_tuned(MODEL.spec, file) is None
 
 
-@pytest.mark.parametrize("change", [{"chunk_tokens": 0}, {"staging_slots": "4"}, {"drafting": "auto"}], ids=str)
+@pytest.mark.parametrize("data", [b"\xff\xfe", b""], ids=["no text", "nothing"])
+def test_so_is_what_is_no_text(data: bytes) -> None:
+    file = store()
+    file.write_bytes(data)
+    with pytest.warns(SpecStreamWarning, match="holds no tuned settings"):
+        assert read_tuned(MODEL.spec, file) is None
+
+
+def test_so_is_a_folder_in_its_place() -> None:
+    file = store()
+    file.unlink()
+    file.mkdir()
+    with pytest.warns(SpecStreamWarning, match="tuned settings cannot be read .*: automatic ones are used"):
+        assert read_tuned(MODEL.spec, file) is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"chunk_tokens": 0}, {"chunk_tokens": "auto"}, {"staging_slots": "4"}, {"drafting": "auto"}],
+    ids=str,
+)
 def test_so_are_values_that_no_option_can_have(change: dict[str, Any]) -> None:
     file = store(**change)
     with pytest.warns(SpecStreamWarning, match=f"holds no tuned settings.*{next(iter(change))}"):

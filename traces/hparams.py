@@ -18,15 +18,13 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 from specstream.traces.run_folder import new_run_folder
 
 VERSION = "brain.Event:2"
-METRICS = {
-    "tokens_per_second": "tokens/s",
-    "predicted_tokens_per_second": "tokens/s, predicted",
-    "trial_seconds": "s the trial took",
-}
 
 
 class HParamsLog:
-    """Writes a run for each trial, in a folder of the tuning's own."""
+    """Writes a run for each trial, in a folder of the tuning's own.
+
+    TensorBoard finds out from the runs which settings and figures there are, and of what type.
+    """
 
     def __init__(self, logdir: str | Path, name: str) -> None:
         """Makes the folder, `path`; if there is one of that name, its name gets a number.
@@ -36,11 +34,9 @@ class HParamsLog:
         """
         self.path = new_run_folder(logdir, name)
         self._trials = 0
-        metrics = [hparams.Metric(tag, display_name=text) for tag, text in METRICS.items()]
-        _write(self.path, [hparams.hparams_config_pb(hparams=[], metrics=metrics)])
 
     def add(self, settings: Mapping[str, int | str], figures: Mapping[str, float | None]) -> None:
-        """Takes a trial; its figures by the names of `METRICS`, None if one is not known.
+        """Takes a trial; of its figures, by name, None if one is not known.
 
         Raises:
             OSError: it could not be written.
