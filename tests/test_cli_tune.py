@@ -18,6 +18,8 @@ FEW = [*PAIR, "--gpu-kv-budget", "600KiB", "--trials", "3", "--num-speculative-t
 @pytest.fixture(autouse=True)
 def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for name in ("WARMUP", "BLOCKS", "ROUNDS"):
+        monkeypatch.setattr(f"specstream.trial.{name}", 2)
 
 
 def test_a_table(capsys: pytest.CaptureFixture[str]) -> None:
