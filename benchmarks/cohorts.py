@@ -15,7 +15,7 @@ from contextlib import closing
 from typing import Any
 
 from specstream.bench_machine import choose_device, machine, versions
-from specstream.bench_pair import MADE_UP, BenchPair, measured_rounds, place_requests, tokens_of_rounds
+from specstream.bench_pair import MADE_UP, BenchPair, cohort_options, measured_rounds, place_requests, tokens_of_rounds
 from specstream.bench_report import milliseconds, report
 from specstream.bench_setup import memory_figures
 from specstream.cli import positive
@@ -27,12 +27,7 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
     device = choose_device(given.device)
     link = link_bandwidth(device)
     pair = BenchPair.make(given.target, given.draft, given.context, given.batch, device, given.depth)
-    options: dict[str, Any] = {
-        "max_model_len": given.context,
-        "max_num_seqs": given.batch,
-        "num_speculative_tokens": given.depth,
-        "drafting": "cohorts",
-    }
+    options = cohort_options(given.context, given.batch, given.depth)
     with closing(pair.engine(**options, **MADE_UP)) as engine:
         place_requests(engine, given.context, tokens_of_rounds(given.rounds, given.depth))
         on_seconds, on_bytes = measured_rounds(engine, given.rounds, drafts=True)

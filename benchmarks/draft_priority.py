@@ -25,7 +25,7 @@ import torch
 
 from specstream import cuda_executor, mirror, recurring
 from specstream.bench_machine import choose_device, machine, versions
-from specstream.bench_pair import MADE_UP, BenchPair, measured_rounds, place_requests, tokens_of_rounds
+from specstream.bench_pair import MADE_UP, BenchPair, cohort_options, measured_rounds, place_requests, tokens_of_rounds
 from specstream.bench_report import report
 from specstream.cli import positive
 from specstream.cli_bench import add_device
@@ -108,12 +108,7 @@ def ways(device: torch.device) -> dict[str, Callable[[], Any]]:
 
 
 def measure_way(pair: BenchPair, depth: int, given: argparse.Namespace) -> dict[str, float]:
-    options: dict[str, Any] = {
-        "max_model_len": given.context,
-        "max_num_seqs": given.batch,
-        "num_speculative_tokens": depth,
-        "drafting": "cohorts",
-    }
+    options = cohort_options(given.context, given.batch, depth)
     with closing(pair.engine(**options, **MADE_UP)) as engine:
         place_requests(engine, given.context, tokens_of_rounds(given.rounds, depth))
         on_seconds, on_bytes = measured_rounds(engine, given.rounds, drafts=True)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from specstream.bench_machine import choose_device, machine, versions
-from specstream.bench_pair import MADE_UP, BenchPair, measured_rounds, place_requests, tokens_of_rounds
+from specstream.bench_pair import MADE_UP, BenchPair, cohort_options, measured_rounds, place_requests, tokens_of_rounds
 from specstream.bench_report import milliseconds, report
 from specstream.bench_setup import memory_figures
 from specstream.cli import positive
@@ -30,12 +30,7 @@ TURNS = 2
 def measure(given: argparse.Namespace, logdir: Path) -> dict[str, Any]:
     device = choose_device(given.device)
     pair = BenchPair.make(given.target, given.draft, given.context, given.batch, device, given.depth)
-    options: dict[str, Any] = {
-        "max_model_len": given.context,
-        "max_num_seqs": given.batch,
-        "num_speculative_tokens": given.depth,
-        "drafting": "cohorts",
-    }
+    options = cohort_options(given.context, given.batch, given.depth)
     seconds, streamed = {True: 0.0, False: 0.0}, {True: 0.0, False: 0.0}
     with closing(pair.engine(**options, **MADE_UP)) as engine:
         place_requests(engine, given.context, TURNS * tokens_of_rounds(given.rounds, given.depth))

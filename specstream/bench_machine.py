@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import platform
 from importlib.metadata import version
 from typing import Any
@@ -63,3 +64,10 @@ def machine(device: torch.device) -> dict[str, Any]:
 
 def versions() -> dict[str, str]:
     return {name: version(name) for name in ("specstream", "torch", "transformers")}
+
+
+def give_memory_back() -> None:
+    """Frees what models and engines that are gone have left, on a device too."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

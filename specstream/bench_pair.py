@@ -54,6 +54,16 @@ class BenchPair:
         return api.build_engine(Options(**sized), self.captured[0], self.captured[1] if drafts else None)
 
 
+def cohort_options(context: int, batch: int, depth: int) -> dict[str, Any]:
+    """Options of engines whose requests verify by turns."""
+    return {
+        "max_model_len": context,
+        "max_num_seqs": batch,
+        "num_speculative_tokens": depth,
+        "drafting": "cohorts",
+    }
+
+
 def place_requests(engine: Engine, context: int, new_tokens: int) -> None:
     """As many requests as the engine takes, as they stand `new_tokens` tokens before the end of their context."""
     start_requests(engine, engine.options.max_num_seqs, context - new_tokens, new_tokens, True, None)

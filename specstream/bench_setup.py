@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import gc
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from torch import nn
 from transformers.utils import logging
 
 from specstream import api
+from specstream.bench_machine import give_memory_back
 from specstream.cli import UsageError
 from specstream.closest import did_you_mean
 from specstream.engine import Engine
@@ -129,9 +129,7 @@ class BenchModels:
     def forget(self) -> None:
         """Frees the memory of what is kept."""
         self._kept = self._captured = None
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        give_memory_back()
 
 
 def memory_options(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import math
 import time
 from collections.abc import Callable
@@ -12,8 +11,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
+from specstream.bench_machine import give_memory_back
 from specstream.caller import warn_caller
 from specstream.depth import expected_tokens
 from specstream.errors import InvalidOption, MissingExtra, OutOfBudget, shortened
@@ -114,7 +112,7 @@ def tune(
 
     try:
         parts.close()  # each trial has the memory for itself
-        _collect()
+        give_memory_back()
         with engine.calling_out():
             measure_trials(parts, workload, seconds, most_trials, note)
     finally:  # an interrupt leaves what was measured before it
@@ -152,7 +150,7 @@ def measure_trials(
             rate = stopwatch.rate(settings, best)
         except Exception as failure:  # memory above all; the other settings are measured
             error = shortened(str(failure)) or type(failure).__name__
-        _collect()
+        give_memory_back()
         count += 1
         took = time.monotonic() - begun
         longest = max(longest, took)
@@ -236,10 +234,3 @@ def _stored(best: Trial, parts: EngineParts) -> Path | None:
         warn_caller(f"what was tuned cannot be stored ({error}), only used by this engine: {WAY_OUT}")
         return None
     return file
-
-
-def _collect() -> None:
-    """Frees what an engine that is gone has left."""
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()

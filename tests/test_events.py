@@ -246,3 +246,16 @@ def test_importing_specstream_needs_neither_tensorboard_nor_matplotlib() -> None
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
     assert {"torch", "specstream"} <= set(done.stdout.split())
     assert not {"tensorboard", "matplotlib"} & set(done.stdout.split())
+
+
+def test_the_graph_is_that_of_the_first_verification(tmp_path: Path) -> None:
+    with new_engine(max_num_batched_tokens=7) as engine, engine.trace(tmp_path) as run:
+        engine.submit(prompt(30), max_new_tokens=8)
+        step_to_end(engine)
+    found, accumulator = on_disk(run), EventAccumulator(str(run))
+    accumulator.Reload()
+    first = next(each for each in found.rounds.values() if not any(request.prompt_tokens for request in each.requests))
+    assert first.index > 0
+    nodes = {node.attr["task"].s.decode() for node in accumulator.Graph().node}
+    assert nodes == {task.name for task in found.plans[first.plan].tasks}
+    assert nodes != {task.name for task in found.plans[found.rounds[0].plan].tasks}

@@ -147,20 +147,6 @@ def test_tokens_are_the_same_and_a_plan_that_repeats_is_kept_once(tmp_path: Path
     assert all(one != other for index, one in enumerate(texts) for other in texts[:index])
 
 
-def test_the_graph_is_that_of_the_first_verification(tmp_path: Path) -> None:
-    accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    with new_engine(max_num_batched_tokens=7) as engine, engine.trace(tmp_path) as run:
-        engine.submit(prompt(30), max_new_tokens=8)
-        step_to_end(engine)
-    found, accumulator = on_disk(run), accumulators.EventAccumulator(str(run))
-    accumulator.Reload()
-    first = next(each for each in found.rounds.values() if not any(request.prompt_tokens for request in each.requests))
-    assert first.index > 0
-    nodes = {node.attr["task"].s.decode() for node in accumulator.Graph().node}
-    assert nodes == {task.name for task in found.plans[first.plan].tasks}
-    assert nodes != {task.name for task in found.plans[found.rounds[0].plan].tasks}
-
-
 def test_lookahead_says_what_was_foreseen(tmp_path: Path) -> None:
     with new_engine(drafting="lookahead") as engine:
         with engine.trace(tmp_path) as run:
