@@ -1,4 +1,4 @@
-"""The time on a device, written by a kernel behind others on a stream: also inside a graph, where events keep none."""
+"""The time on a device, written by a kernel behind others on a stream, inside a graph too."""
 
 # mypy: allow-untyped-decorators
 

@@ -108,7 +108,8 @@ class Stopwatch:
         for seed in range(self.workload.batch):
             place_history(engine, self.workload.context - room, max_new_tokens=room, seed=seed)
         for _ in range(WARMUP):
-            self._step(engine, depth)
+            if self._left(engine) > depth + 1:
+                engine.step()
 
     def _verifications(self, engine: Engine, depth: int, rounds: int) -> float:
         """Of all requests together, in a second."""
@@ -121,10 +122,6 @@ class Stopwatch:
             seconds += self.clock() - start
             verified += engine.metrics().num_verify_rounds - before
         return verified / seconds
-
-    def _step(self, engine: Engine, depth: int) -> None:
-        if self._left(engine) > depth + 1:
-            engine.step()
 
     def _left(self, engine: Engine) -> int:
         """Tokens to the end of the request that is nearest to its own; 0 if one has ended."""
