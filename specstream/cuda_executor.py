@@ -12,7 +12,6 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -33,7 +32,7 @@ from specstream.round_graph import Task, TaskKind
 from specstream.round_plan import Lane, Plan, StepOp
 from specstream.round_spec import ChunkRun, RoundSpec
 from specstream.round_tables import TableSizes
-from specstream.streams import CurrentStream, new_event, new_gate, new_stream, record
+from specstream.streams import CurrentStream, abandon_capture, new_event, new_gate, new_stream, on_stream, record
 from specstream.target_tasks import run_target_task
 from specstream.task_times import BEGIN, DRAFTING, TaskTimes
 
@@ -93,7 +92,8 @@ class CudaExecutor:
     def load_kernels(self, most_seats: int, rows_of_seat: int) -> None:
         """Those of rounds in which one to so many requests verify so many rows each, and those of prompts."""
         sizes = {(seats, rows_of_seat) for seats in seat_counts(most_seats)} | {(1, n) for n in ROWS_OF_A_PROMPT}
-        load_kernels(self.model, self._choice, sorted(sizes))
+        with on_stream(self._streams[Lane.TARGET]):
+            load_kernels(self.model, self._choice, sorted(sizes))
 
     def run(self, plan: Plan, spec: RoundSpec, batch: RoundBatch) -> None:
         """Runs one round: `plan`, made for `spec.canonical()`, on the chunks of `spec`.
@@ -222,15 +222,15 @@ class CudaExecutor:
         # All graphs share their memory: rounds run one after the other, and only their logits outlast them.
         pool = next((kept.graph.pool() for kept in self._graphs.values()), None)
         with torch.cuda.stream(target):
-            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             try:
+                graph.capture_begin(pool=pool, capture_error_mode="thread_local")
                 link.wait_stream(target)
                 self._times.end(BEGIN)
                 self._values = self._attention.inputs(batch)  # of buffers that stay where they are
                 self._capture_steps(plan, spec, fetches, ready)
                 target.wait_stream(link)
             except BaseException:
-                _abandon(graph, target, link)
+                abandon_capture(graph, target, link)
                 raise
             graph.capture_end()
         graph.instantiate()
@@ -384,14 +384,6 @@ class CudaExecutor:
             self._seen.add(interpreted)
         while not busy.query() and batch.work_ahead():
             pass
-
-
-def _abandon(graph: torch.cuda.CUDAGraph, target: torch.cuda.Stream, link: torch.cuda.Stream) -> None:
-    """Ends a capture in which something went wrong: a stream that is left capturing is lost."""
-    with suppress(RuntimeError):  # the link may not have joined yet
-        target.wait_stream(link)
-    with suppress(RuntimeError):
-        graph.capture_end()
 
 
 def _waits_for_store(plan: Plan) -> bool:

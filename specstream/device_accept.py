@@ -71,6 +71,7 @@ class SeatTables:
         current stream."""
         write = self.given.host
         write["count"][:] = -1
+        write["row_start"][:] = 0
         write["do_sample"][:] = False
         for name in ("temperature", "top_k", "top_p", "min_p"):
             write[name][:] = getattr(KernelSettings, name)

@@ -119,6 +119,7 @@ class DeviceDraft:
     def load_kernels(self, kind: Kind) -> None:
         """Captures the steps of a kind that draws from no distribution, on seats that are not in the round."""
         for _ in range(2):
+            self._step.fill_(-1)
             self._recurring(kind, None)()
 
     def candidates(

@@ -13,9 +13,10 @@ from specstream.device_accept import SeatTables, accept_on_device
 from specstream.device_draft import DeviceDraft, Kind, leading
 from specstream.kernel_settings import KernelSettings
 from specstream.load_kernels import ROWS_OF_A_PROMPT, load_kernels, seat_counts
+from specstream.recurring import GraphPool
 from specstream.scheduler import RequestRows
 from specstream.speculate import DRAWN_FROM_DTYPE, Candidates, Speculation
-from specstream.streams import own_stream
+from specstream.streams import on_stream
 from specstream.token_scores import Kept
 
 
@@ -99,10 +100,10 @@ class DeviceRounds:
 
         `dtype` is that of logits.
         """
-        if self.drafter is not None:
-            load_kernels(self.drafter.model, self.drafter.choice, [(1, rows) for rows in ROWS_OF_A_PROMPT])
         synthetic = self.speculation.synthetic is not None
-        with own_stream(self.device):
+        with on_stream((GraphPool(self.device) if self.drafter is None else self.drafter.graphs).stream):
+            if self.drafter is not None:
+                load_kernels(self.drafter.model, self.drafter.choice, [(1, rows) for rows in ROWS_OF_A_PROMPT])
             for seats in seat_counts(self.max_seats):
                 self._size = seats
                 tables = self._verifying

@@ -15,7 +15,6 @@ from specstream.kernel_attention import KernelAttention
 from specstream.kernels.triton_attend import MAX_OWN_ROWS
 from specstream.probe import run_pieces
 from specstream.round_spec import ChunkRun
-from specstream.streams import own_stream
 
 _NO_CHUNKS = ChunkRun(0, 0, 0)
 _NO_ROWS: Any = None
@@ -27,16 +26,13 @@ ROWS_OF_A_PROMPT = (MIN_ROWS, 16, 32, 64, MAX_OWN_ROWS)
 
 @torch.no_grad()
 def load_kernels(model: PartitionedModel, choice: KernelChoice, sizes: Iterable[tuple[int, int]]) -> None:
-    """Computes rounds without requests, which attend to nothing and write nothing to the store.
+    """Computes rounds without requests on the current stream: they attend to nothing and write nothing to the store.
 
     Args:
         sizes: of each round, for how many seats it has room, and for how many rows of each.
     """
-    if not choice.has_kernels:
-        return
-    with own_stream(model.spec.device):
-        for seats, rows in sizes:
-            _load(model, choice.without_rows(seats, rows))
+    for seats, rows in sizes if choice.has_kernels else ():
+        _load(model, choice.without_rows(seats, rows))
 
 
 def _load(model: PartitionedModel, attention: KernelAttention) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import torch
 
-from specstream.streams import new_stream
+from specstream.streams import abandon_capture, new_stream
 
 Result = TypeVar("Result")
 
@@ -21,24 +21,27 @@ class GraphPool:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self._stream: torch.cuda.Stream | None = None
-        self._handle: Any = None
-        if device.type == "cuda":
-            self._stream, self._handle = new_stream(device, high_priority=False), torch.cuda.graph_pool_handle()
-
-    @property
-    def captures(self) -> bool:
-        """Not on the CPU."""
-        return self._stream is not None
+        self.stream = new_stream(device, high_priority=False) if device.type == "cuda" else None
+        """None on the CPU: there nothing is captured."""
+        self._latest: torch.cuda.CUDAGraph | None = None
+        """It keeps the memory that graphs share."""
 
     def capture(self, work: Callable[[], Result]) -> tuple[torch.cuda.CUDAGraph, Result]:
         """A graph of what `work` launches, and what it returned: tensors that every replay writes anew, and that the
-        replay of another graph may overwrite."""
-        torch.cuda.current_stream(self.device).synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._handle, stream=self._stream, capture_error_mode="thread_local"):
-            result = work()
+        replay of another graph may overwrite.
+
+        Nothing runs, and nobody waits: the device goes on with what it was given.
+        """
+        graph, pool = torch.cuda.CUDAGraph(), None if self._latest is None else self._latest.pool()
+        with torch.cuda.stream(self.stream):
+            try:
+                graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+                result = work()
+            except BaseException:
+                abandon_capture(graph)
+                raise
+            graph.capture_end()
+        self._latest = graph
         return graph, result
 
 
@@ -60,5 +63,5 @@ class Recurring(Generic[Result]):
             graph.replay()
             return result
         result = self.work()
-        self._compiled = self.pool.captures
+        self._compiled = self.pool.stream is not None
         return result

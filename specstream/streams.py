@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -38,15 +38,30 @@ class CurrentStream:
 
 
 @contextmanager
-def own_stream(device: torch.device) -> Iterator[None]:
-    """Work on a stream of its own, on which graphs can be captured, between what is before it and what is after it."""
-    if device.type != "cuda":
+def on_stream(stream: torch.cuda.Stream | None) -> Iterator[None]:
+    """Work on a stream, between all that is before it on the device and all that is after it; None: on the CPU.
+
+    For a matrix product a library keeps memory for each stream, 32 MiB on an H200: better one that is used anyway.
+    """
+    if stream is None:
         yield
         return
-    torch.cuda.synchronize(device)
-    with torch.cuda.device(device), torch.cuda.stream(new_stream(device, high_priority=True)):
+    torch.cuda.synchronize(stream.device)
+    with torch.cuda.device(stream.device), torch.cuda.stream(stream):
         yield
-    torch.cuda.synchronize(device)
+    torch.cuda.synchronize(stream.device)
+
+
+def abandon_capture(graph: torch.cuda.CUDAGraph, *streams: torch.cuda.Stream) -> None:
+    """Ends a capture in which something went wrong: a stream that is left capturing is lost.
+
+    `streams` are the one of the graph and those that may not have joined it yet; none where there is only the one.
+    """
+    for other in streams[1:]:
+        with suppress(RuntimeError):
+            streams[0].wait_stream(other)
+    with suppress(RuntimeError):
+        graph.capture_end()
 
 
 def new_event(*, timed: bool = False) -> torch.cuda.Event:

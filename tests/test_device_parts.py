@@ -14,14 +14,18 @@ pytest.importorskip("triton")
 from specstream import block_window
 from specstream.batch import FlatRows, RoundBatch, SeatRows
 from specstream.cuda_draft import CudaDrafter
-from specstream.device_accept import SeatTables
+from specstream.device_accept import SeatTables, accept_on_device
 from specstream.device_draft import DeviceDraft
 from specstream.draft import DraftWindow, _DraftSeat
 from specstream.kernel_settings import KernelSettings
+from specstream.kv import ChunkLayout, SequenceKV
 from specstream.processors import make_sampling
 from specstream.round_tables import RoundTables, TableSizes, Tilings
 from specstream.sampling import Sampling
+from specstream.scheduler import RequestRows
+from specstream.sequence import Sequence
 from specstream.settings import merge_settings
+from specstream.speculate import Candidates, Speculation, SyntheticAcceptance
 from tests.helpers import captured, model
 
 pytestmark = pytest.mark.interpreter
@@ -98,6 +102,28 @@ def check_placed(
         used = (placed.kv.length + placed.count - 1) // 8 - placed.kv.length // 8 + 1
         assert torch.equal(rows.append_table[seat, :used], want.append_table[index, :used])
         assert int(rows.logit_rows[seat]) == placed.stop - 1
+
+
+def test_made_up_acceptance_reads_rows_of_the_round_alone() -> None:
+    """Seats that were in a larger round before have no rows any more."""
+    made_up = Speculation("standard", "greedy", SyntheticAcceptance(rate=1.0))
+    tables = SeatTables(4, 2, torch.device("cpu"))
+    kv = SequenceKV(ChunkLayout(1, 1, 1, 16, torch.float32), 99, 1, 1, [0], None)
+
+    def verify(seats: list[int]) -> list[list[int]]:
+        rows = []
+        for seat in seats:
+            sequence, candidates = Sequence(seat, 1, 99, frozenset(), [1], seat=seat), Candidates([5, 6])
+            rows.append(RequestRows(sequence, kv, [1, 5, 6], False, candidates, 3))
+        tables.fill(rows, [KernelSettings()] * len(rows), made_up)
+        logits = torch.zeros(3 * len(rows), 8)
+        logits[2::3, 7] = 1.0
+        accept_on_device(tables, logits, frozenset(), "coupled", True, None)
+        produced: list[list[int]] = tables.found.device["produced"].tolist()
+        return [produced[seat] for seat in seats]
+
+    assert verify([0, 1, 2, 3]) == [[5, 6, 7]] * 4
+    assert verify([0]) == [[5, 6, 7]]
 
 
 def test_what_a_drafter_lacks() -> None:

@@ -227,3 +227,23 @@ def test_graphs_of_one_pool_share_its_memory_and_its_stream() -> None:
         assert results == [[[4096.0] * 64] * count] * 3
         reserved.append(torch.cuda.memory_reserved())
     assert reserved[-1] - reserved[0] < 8 << 20, reserved
+
+
+def test_an_interrupt_within_a_capture_leaves_the_pool_usable() -> None:
+    device = torch.device("cuda", torch.cuda.current_device())
+    pool, numbers, strikes = GraphPool(device), torch.zeros(8, device=device), list[bool]()
+
+    def work() -> Tensor:
+        twice = numbers + numbers
+        if torch.cuda.is_current_stream_capturing() and strikes and strikes.pop():
+            raise KeyboardInterrupt
+        return twice + 1
+
+    for struck in (False, True, False):
+        strikes.append(struck)
+        recurring = Recurring(work, pool)
+        recurring()
+        if struck:
+            with pytest.raises(KeyboardInterrupt):
+                recurring()
+        assert [recurring().tolist() for _ in range(3)] == [[1.0] * 8] * 3

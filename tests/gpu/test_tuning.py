@@ -13,18 +13,22 @@ from tests.helpers import prompt
 
 AUTO: dict[str, Any] = dict.fromkeys(("chunk_tokens", "group_chunks", "staging_slots"), "auto")
 MIB = 1 << 20
+LONG = list(prompt(580))
+"""Of 3 KiB a token, more than the budget has room for."""
 
 
 @pytest.mark.parametrize("drafts", [False, True], ids=["alone", "drafted"])
 def test_tokens_and_memory(drafts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    changes = AUTO | ({"num_speculative_tokens": "auto"} if drafts else {}) | {"debug": False, "gpu_kv_budget": "3MiB"}
+    changes = AUTO | {"debug": False, "gpu_kv_budget": "1536KiB"}
+    if drafts:
+        changes["num_speculative_tokens"] = "auto"
     with cuda_engine(torch.float32, drafts=drafts, **changes) as engine:
-        before: Any = engine.generate([list(prompt(300))], max_new_tokens=40)
+        before: Any = engine.generate([LONG], max_new_tokens=40)
         found = engine.tune(context=512, most_trials=5)
         assert found.best is not None
         assert all(trial.tokens_per_second for trial in found.trials), found
-        after: Any = engine.generate([list(prompt(300))], max_new_tokens=40)
+        after: Any = engine.generate([LONG], max_new_tokens=40)
         assert torch.equal(before, after)
         assert engine.metrics().streamed_bytes > 0
         assert cuda_executor(engine)._graphs
