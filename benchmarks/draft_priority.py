@@ -15,20 +15,21 @@ Rounds of two cohorts as in `cohorts.py`, for each number of candidates, in engi
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable
+from contextlib import closing, nullcontext
 from functools import partial
 from typing import Any
 from unittest import mock
 
 import torch
 
-from specstream import cuda_executor, mirror, recurring
+from specstream import lane_streams, mirror
 from specstream.bench_machine import choose_device, machine, versions
 from specstream.bench_pair import MADE_UP, BenchPair, cohort_options, measured_rounds, place_requests, tokens_of_rounds
 from specstream.bench_report import report
 from specstream.cli import positive
 from specstream.cli_bench import add_device
+from specstream.cuda_executor import CudaExecutor
 from specstream.device_copy import Transfer
 from specstream.streams import new_stream
 
@@ -72,12 +73,8 @@ def streams_on(device: torch.device, processors: int) -> MakeStream:
     return make
 
 
-@contextmanager
-def patched(*patches: Any) -> Iterator[None]:
-    with ExitStack() as stack:
-        for patch in patches:
-            stack.enter_context(patch)
-        yield
+def streams_by(make: MakeStream) -> Any:
+    return mock.patch.object(lane_streams, "new_stream", make)
 
 
 def on_processors(device: torch.device, processors: int) -> Any:
@@ -86,21 +83,15 @@ def on_processors(device: torch.device, processors: int) -> Any:
     def lane_stream(device: torch.device, *, high_priority: bool) -> torch.cuda.Stream:
         return (new_stream if high_priority else of_draft)(device, high_priority=high_priority)
 
-    return patched(
-        mock.patch.object(recurring, "new_stream", of_draft),
-        mock.patch.object(cuda_executor, "new_stream", lane_stream),
-    )
+    return streams_by(lane_stream)
 
 
 def ways(device: torch.device) -> dict[str, Callable[[], Any]]:
     """By name, what is different while an engine is made and measured."""
     found: dict[str, Callable[[], Any]] = {
-        "as it is": patched,
-        "one priority": lambda: patched(
-            mock.patch.object(recurring, "new_stream", one_priority),
-            mock.patch.object(cuda_executor, "new_stream", one_priority),
-        ),
-        "copied tables": lambda: patched(mock.patch.object(mirror, "upload", copy_tables)),
+        "as it is": nullcontext,
+        "one priority": lambda: streams_by(one_priority),
+        "copied tables": lambda: mock.patch.object(mirror, "upload", copy_tables),
     }
     for processors in PROCESSORS:
         found[f"{processors} processors"] = partial(on_processors, device, processors)
@@ -113,7 +104,7 @@ def measure_way(pair: BenchPair, depth: int, given: argparse.Namespace) -> dict[
         place_requests(engine, given.context, tokens_of_rounds(given.rounds, depth))
         on_seconds, on_bytes = measured_rounds(engine, given.rounds, drafts=True)
         executor = engine._executor
-        drafts = executor.draft_seconds if isinstance(executor, cuda_executor.CudaExecutor) else None
+        drafts = executor.draft_seconds if isinstance(executor, CudaExecutor) else None
         off_seconds, off_bytes = measured_rounds(engine, given.rounds, drafts=False)
     exposed = on_seconds - off_seconds / off_bytes * on_bytes
     per_round = 1e3 / given.rounds

@@ -34,7 +34,9 @@ class CudaDrafter(Drafter):
         vocab_size: int,
         max_seats: int,
         branches: Branches = NO_BRANCHES,
+        stream: torch.cuda.Stream | None = None,
     ) -> None:
+        """`stream` is the one on which steps are captured; None on the CPU."""
         super().__init__(model, window, vocab_size, max_seats, branches)
         self.blocks = BlockWindow.of(window)
         layout = ChunkLayout.of(model.spec, block_window.BLOCK_TOKENS)
@@ -45,7 +47,7 @@ class CudaDrafter(Drafter):
         self._places: dict[int, SequenceKV] = {}
         self._forked: dict[int, dict[int, int]] = {}
         """Of branches: the blocks that are their own, by place; the others are the request's."""
-        self.graphs = GraphPool(model.spec.device)
+        self.graphs = GraphPool(stream)
         """Of its own steps, and of those that are captured around them."""
         self._steps: dict[TableSizes, Recurring[Tensor]] = {}
 

@@ -26,13 +26,14 @@ from specstream.chunk_views import offload_copies
 from specstream.device_copy import Transfer, latest_node
 from specstream.graph import PartitionedModel
 from specstream.kv import DeviceStore, SequenceKV
+from specstream.lane_streams import LaneStreams
 from specstream.load_kernels import ROWS_OF_A_PROMPT, load_kernels, seat_counts
 from specstream.prompt_attention import PromptAttention
 from specstream.round_graph import Task, TaskKind
 from specstream.round_plan import Lane, Plan, StepOp
 from specstream.round_spec import ChunkRun, RoundSpec
 from specstream.round_tables import TableSizes
-from specstream.streams import CurrentStream, abandon_capture, new_event, new_gate, new_stream, on_stream, record
+from specstream.streams import CurrentStream, abandon_capture, new_event, new_gate, on_stream, record
 from specstream.target_tasks import run_target_task
 from specstream.task_times import BEGIN, DRAFTING, TaskTimes
 
@@ -61,7 +62,7 @@ class CapturedRound:
 class CudaExecutor:
     """Runs rounds on a CUDA device; see `CpuExecutor` for what it carries from one round to the next."""
 
-    def __init__(self, model: PartitionedModel, store: DeviceStore, most_blocks: int) -> None:
+    def __init__(self, model: PartitionedModel, store: DeviceStore, most_blocks: int, streams: LaneStreams) -> None:
         """`most_blocks`: device blocks that one request may have."""
         self.model, self.store = model, store
         self.streamed_bytes = self.link_bytes = 0
@@ -70,9 +71,7 @@ class CudaExecutor:
         self.draft_seconds: float | None = None
         """Time on the device of the draft steps of the last round; None if it had none."""
         device = store.device
-        self._streams = {lane: new_stream(device, high_priority=lane is not Lane.DRAFT) for lane in Lane}
-        self._capturing = {lane: new_stream(device, high_priority=True) for lane in (Lane.TARGET, Lane.LINK)}
-        """Streams on which rounds are captured while those of the lanes are busy."""
+        self._streams, self._capturing = streams.lanes, streams.capturing
         for_prompts = PromptAttention(store, num_heads=model.spec.attentions[0].num_heads)
         self._choice = KernelChoice(store, model.spec, most_blocks, for_prompts)
         self._attention: Attention = self._choice.for_prompts

@@ -13,7 +13,6 @@ from specstream.device_accept import SeatTables, accept_on_device
 from specstream.device_draft import DeviceDraft, Kind, leading
 from specstream.kernel_settings import KernelSettings
 from specstream.load_kernels import ROWS_OF_A_PROMPT, load_kernels, seat_counts
-from specstream.recurring import GraphPool
 from specstream.scheduler import RequestRows
 from specstream.speculate import DRAWN_FROM_DTYPE, Candidates, Speculation
 from specstream.streams import on_stream
@@ -95,13 +94,13 @@ class DeviceRounds:
         """Of each request that verifies, [rows, vocab]."""
 
     @torch.no_grad()
-    def load_kernels(self, dtype: torch.dtype) -> None:
+    def load_kernels(self, dtype: torch.dtype, stream: torch.cuda.Stream | None = None) -> None:
         """Compiles and loads what greedy rounds launch, and captures their draft steps, on seats without requests.
 
-        `dtype` is that of logits.
+        `dtype` is that of logits; `stream` where this is done, None on the CPU.
         """
         synthetic = self.speculation.synthetic is not None
-        with on_stream((GraphPool(self.device) if self.drafter is None else self.drafter.graphs).stream):
+        with on_stream(stream):
             if self.drafter is not None:
                 load_kernels(self.drafter.model, self.drafter.choice, [(1, rows) for rows in ROWS_OF_A_PROMPT])
             for seats in seat_counts(self.max_seats):

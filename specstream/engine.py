@@ -75,7 +75,7 @@ class Engine(Exclusive):
     def use_anew(self, settings: TunedSettings | None) -> None:
         """Goes on once its parts were closed, with tuned settings or without; if that fails, it is closed."""
         parts, self._closing, self._closed = self.parts, True, True
-        self.use(make_parts(parts.requested, parts.target, parts.draft, settings))
+        self.use(make_parts(parts.requested, parts.target, parts.draft, settings, parts.streams))
 
     @exclusive
     def tune(self, /, **arguments: Any) -> Tuning:

@@ -8,11 +8,12 @@ import torch
 
 from specstream.caller import warn_caller
 from specstream.depth import depths_of
-from specstream.draft import Drafter
+from specstream.draft import Branches, Drafter, DraftWindow
 from specstream.errors import InvalidOption, OutOfBudget
 from specstream.executor import CpuExecutor, Executor
 from specstream.graph import ModelSpec, PartitionedModel
 from specstream.kv import DeviceStore, HostStore
+from specstream.lane_streams import LaneStreams
 from specstream.lookahead import FanOut, Lookahead, branches_of
 from specstream.memory import MemoryPlan, resolve_max_model_len
 from specstream.options import Options
@@ -43,6 +44,8 @@ class EngineParts:
     executor: Executor
     host: HostStore
     speculator: Speculator
+    streams: LaneStreams | None
+    """None on the CPU."""
 
     @property
     def by_turns(self) -> bool:
@@ -58,12 +61,17 @@ class EngineParts:
 
 
 def make_parts(
-    requested: Options, target: PartitionedModel, draft: PartitionedModel | None, tuned: TunedSettings | None = None
+    requested: Options,
+    target: PartitionedModel,
+    draft: PartitionedModel | None,
+    tuned: TunedSettings | None = None,
+    streams: LaneStreams | None = None,
 ) -> EngineParts:
     """Plans memory, allocates it, starts the lanes.
 
     Args:
         tuned: for options that say "auto"; None: what is stored for such an engine, if anything is.
+        streams: those of parts that were closed; None: new ones.
 
     Raises:
         InvalidOption: two models that do not go together.
@@ -83,18 +91,18 @@ def make_parts(
         options.debug,
         memory.prompt_chunks,
     )
-    pinned_for = device if on_cuda else None
+    streams, pinned_for = streams or LaneStreams.on(device), device if on_cuda else None
     host = HostStore(memory.layout, memory.host_budget, memory.extent_chunks, options.debug, pinned_for)
     if memory.streams:
         host.prepare()
     drafter = None
     if draft is not None:
         branches, window = branches_of(options, planning.fan_out), planning.window(options)
-        drafter = _drafter_kind(device)(draft, window, target.spec.vocab_size, options.max_num_seqs, branches)
-    speculator = _speculator(options, target, drafter, planning.fan_out)
+        drafter = _drafter(draft, window, target.spec.vocab_size, options.max_num_seqs, branches, streams)
+    speculator = _speculator(options, target, drafter, planning.fan_out, streams)
     speculator.depths = depths_of(options, memory, planner) if adapts else None
-    executor = _executor(target, store, memory, options)
-    return EngineParts(target, draft, requested, options, memory, planner, executor, host, speculator)
+    executor = _executor(target, store, memory, options, streams)
+    return EngineParts(target, draft, requested, options, memory, planner, executor, host, speculator, streams)
 
 
 def _settled(requested: Options, planning: Planning, tuned: TunedSettings | None) -> Options:
@@ -133,22 +141,26 @@ def _free_on(device: torch.device) -> int:
     return max(0, min(free + torch.cuda.memory_reserved(device) - used, cap - used))
 
 
-def _executor(target: PartitionedModel, store: DeviceStore, memory: MemoryPlan, options: Options) -> Executor:
-    if target.spec.device.type == "cpu":
+def _executor(
+    target: PartitionedModel, store: DeviceStore, memory: MemoryPlan, options: Options, streams: LaneStreams | None
+) -> Executor:
+    if streams is None:
         return CpuExecutor(target, store)
     from specstream.cuda_executor import CudaExecutor  # needs Triton, which a machine without a device may not have
 
     most_blocks = memory.layout.chunks_of(memory.max_model_len) + memory.tail_slots
-    executor = CudaExecutor(target, store, min(memory.num_blocks, most_blocks))
+    executor = CudaExecutor(target, store, min(memory.num_blocks, most_blocks), streams)
     executor.load_kernels(options.max_num_seqs, options.most_candidates + 1)
     return executor
 
 
-def _speculator(options: Options, model: PartitionedModel, drafter: Drafter | None, fan_out: FanOut) -> Speculator:
+def _speculator(
+    options: Options, model: PartitionedModel, drafter: Drafter | None, fan_out: FanOut, streams: LaneStreams | None
+) -> Speculator:
     speculation, lookahead, target = Speculation.of(options), None, model.spec
     if options.drafting == "lookahead" and drafter is not None:
         lookahead = Lookahead(drafter, options.max_num_seqs, options.most_candidates, fan_out)
-    if target.device.type == "cpu":
+    if streams is None:
         return Speculator(speculation, drafter, options.most_candidates, None, lookahead)
     from specstream.cuda_draft import CudaDrafter
     from specstream.device_rounds import DeviceRounds
@@ -160,16 +172,23 @@ def _speculator(options: Options, model: PartitionedModel, drafter: Drafter | No
     depth, seats = options.most_candidates, options.max_num_seqs
     beside = options.drafting in ("cohorts", "lookahead")
     kernels = DeviceRounds(speculation, drafter, depth, seats, target.vocab_size, target.device, beside)
-    kernels.load_kernels(target.dtype)
+    kernels.load_kernels(target.dtype, streams.draft_steps)
     return Speculator(speculation, drafter, depth, kernels, lookahead)
 
 
-def _drafter_kind(device: torch.device) -> type[Drafter]:
-    if device.type == "cpu":
-        return Drafter
+def _drafter(
+    model: PartitionedModel,
+    window: DraftWindow,
+    vocab_size: int,
+    max_seats: int,
+    branches: Branches,
+    streams: LaneStreams | None,
+) -> Drafter:
+    if streams is None:
+        return Drafter(model, window, vocab_size, max_seats, branches)
     from specstream.cuda_draft import CudaDrafter
 
-    return CudaDrafter
+    return CudaDrafter(model, window, vocab_size, max_seats, branches, streams.draft_steps)
 
 
 def _check_pair(target: ModelSpec, draft: ModelSpec, max_len: int) -> None:

@@ -8,21 +8,18 @@ from typing import Generic, TypeVar
 
 import torch
 
-from specstream.streams import abandon_capture, new_stream
+from specstream.streams import abandon_capture
 
 Result = TypeVar("Result")
 
 
 class GraphPool:
-    """Graphs that run one after the other: they share their memory and the stream on which they are captured.
+    """Graphs that run one after the other: they share their memory and the stream on which they are captured."""
 
-    Kernels of a graph have the priority of that stream, not of the one that it is launched on. These have the lower
-    one: the target's come first. Libraries keep memory of their own for each stream, 32 MiB on an H200.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self.stream = new_stream(device, high_priority=False) if device.type == "cuda" else None
-        """None on the CPU: there nothing is captured."""
+    def __init__(self, stream: torch.cuda.Stream | None) -> None:
+        """`stream` is None on the CPU: there nothing is captured. Kernels of a graph have its priority, not that of the
+        stream on which they are launched."""
+        self.stream = stream
         self._latest: torch.cuda.CUDAGraph | None = None
         """It keeps the memory that graphs share."""
 

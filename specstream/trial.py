@@ -13,6 +13,7 @@ from specstream.bench_history import place_history
 from specstream.depth import expected_tokens
 from specstream.engine import Engine
 from specstream.graph import PartitionedModel
+from specstream.lane_streams import LaneStreams
 from specstream.options import Options
 from specstream.parts import make_parts
 from specstream.tuned_settings import TunedSettings
@@ -69,9 +70,11 @@ class Stopwatch:
         target: PartitionedModel,
         draft: PartitionedModel | None,
         workload: Workload,
+        streams: LaneStreams | None = None,
         clock: Clock = time.perf_counter,
     ) -> None:
-        """`options` are those that settings are put into; acceptance is made up as the workload says."""
+        """`options` are those that settings are put into; acceptance is made up as the workload says. `streams` are
+        those of an engine that was closed; None: new ones."""
         if draft is not None:
             options = replace(
                 options,
@@ -80,6 +83,7 @@ class Stopwatch:
                 synthetic_acceptance_length=None,
             )
         self.options, self.target, self.draft, self.workload, self.clock = options, target, draft, workload, clock
+        self.streams = streams or LaneStreams.on(target.spec.device)
 
     def rate(self, settings: TunedSettings, best: float) -> float:
         """Tokens a second, of all requests together: verifications, times what one is expected to give.
@@ -92,7 +96,8 @@ class Stopwatch:
         """
         depth = 0 if self.draft is None else settings.num_speculative_tokens
         tokens = expected_tokens(self.workload.acceptance, depth)
-        with closing(Engine(make_parts(settings.given_to(self.options), self.target, self.draft))) as engine:
+        options = settings.given_to(self.options)
+        with closing(Engine(make_parts(options, self.target, self.draft, streams=self.streams))) as engine:
             self._start(engine, depth)
             rates = list[float]()
             for _ in range(BLOCKS):

@@ -135,7 +135,7 @@ def measure_trials(
     """
     started, longest, requested = time.monotonic(), 0.0, parts.requested
     planning = planning_of(requested, parts.target, parts.draft)
-    stopwatch = Stopwatch(requested, parts.target, parts.draft, workload)
+    stopwatch = Stopwatch(requested, parts.target, parts.draft, workload, parts.streams)
     count = 0
 
     def predict(settings: TunedSettings) -> float | None:

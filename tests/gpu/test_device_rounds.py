@@ -14,7 +14,9 @@ from torch import Tensor
 from specstream.cuda_executor import CudaExecutor
 from specstream.device_rounds import DeviceRounds
 from specstream.engine import Engine
+from specstream.lane_streams import LaneStreams
 from specstream.recurring import GraphPool, Recurring
+from specstream.round_plan import Lane
 from specstream.scheduler import RequestRows
 from specstream.streams import new_stream
 from tests.architectures import build
@@ -205,13 +207,15 @@ def test_draft_steps_have_the_lower_priority_wherever_they_are_captured() -> Non
         priorities.append(torch.cuda.current_stream().priority)
         return numbers + 1
 
-    recurring, target = Recurring(work, GraphPool(device)), new_stream(device, high_priority=True)
+    streams = LaneStreams.on(device)
+    assert streams is not None
+    recurring, target = Recurring(work, GraphPool(streams.draft_steps)), streams.lanes[Lane.TARGET]
     with torch.cuda.stream(target):
         for _ in range(3):
             result = recurring()
     target.synchronize()
     assert result.tolist() == [1.0] * 8
-    high, low = target.priority, new_stream(device, high_priority=False).priority
+    high, low = target.priority, streams.lanes[Lane.DRAFT].priority
     assert priorities == [high, low]
     assert high < low
 
@@ -220,7 +224,7 @@ def test_graphs_of_one_pool_share_its_memory_and_its_stream() -> None:
     """A library's memory for a stream, 32 MiB on an H200, is there once, however many numbers of rows are captured."""
     device = torch.device("cuda", torch.cuda.current_device())
     rows, weights = torch.ones(8, 4096, device=device), torch.ones(4096, 64, device=device)
-    pool, reserved = GraphPool(device), list[int]()
+    pool, reserved = GraphPool(new_stream(device, high_priority=False)), list[int]()
     for count in range(2, 9):
         recurring = Recurring(partial(torch.matmul, rows[:count], weights), pool)
         results = [recurring().tolist() for _ in range(3)]
@@ -231,7 +235,8 @@ def test_graphs_of_one_pool_share_its_memory_and_its_stream() -> None:
 
 def test_an_interrupt_within_a_capture_leaves_the_pool_usable() -> None:
     device = torch.device("cuda", torch.cuda.current_device())
-    pool, numbers, strikes = GraphPool(device), torch.zeros(8, device=device), list[bool]()
+    pool, numbers = GraphPool(new_stream(device, high_priority=False)), torch.zeros(8, device=device)
+    strikes = list[bool]()
 
     def work() -> Tensor:
         twice = numbers + numbers

@@ -25,7 +25,7 @@ def test_tokens_and_memory(drafts: bool, tmp_path: Path, monkeypatch: pytest.Mon
         changes["num_speculative_tokens"] = "auto"
     with cuda_engine(torch.float32, drafts=drafts, **changes) as engine:
         before: Any = engine.generate([LONG], max_new_tokens=40)
-        found = engine.tune(context=512, most_trials=5)
+        found = engine.tune(context=512, batch=1, most_trials=5)
         assert found.best is not None
         assert all(trial.tokens_per_second for trial in found.trials), found
         after: Any = engine.generate([LONG], max_new_tokens=40)
@@ -33,5 +33,5 @@ def test_tokens_and_memory(drafts: bool, tmp_path: Path, monkeypatch: pytest.Mon
         assert engine.metrics().streamed_bytes > 0
         assert cuda_executor(engine)._graphs
         taken = torch.cuda.memory_allocated()
-        engine.tune(context=512, most_trials=5)
+        engine.tune(context=512, batch=1, most_trials=5)
         assert torch.cuda.memory_allocated() < taken + 16 * MIB

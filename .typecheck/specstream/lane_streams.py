@@ -1,0 +1,1 @@
+../../specstream/lane_streams.py
