@@ -17,10 +17,18 @@ from __future__ import annotations
 
 import argparse
 from contextlib import closing
+from statistics import median
 from typing import Any
 
 from specstream.bench_machine import choose_device, machine, versions
-from specstream.bench_pair import MADE_UP, BenchPair, measured_rounds, place_requests, tokens_of_rounds
+from specstream.bench_pair import (
+    MADE_UP,
+    BenchPair,
+    measured_rounds,
+    place_requests,
+    seconds_of_rounds,
+    tokens_of_rounds,
+)
 from specstream.bench_report import prediction, report
 from specstream.bench_setup import memory_figures
 from specstream.cli import positive
@@ -61,7 +69,8 @@ def measure_way(pair: BenchPair, depth: int, given: argparse.Namespace, way: dic
     with closing(pair.engine(**options, **MADE_UP)) as engine:
         place_requests(engine, given.context, tokens_of_rounds(given.rounds + ROUNDS_BEFORE, depth))
         measured_rounds(engine, ROUNDS_BEFORE, drafts=True)
-        on_seconds, on_bytes = measured_rounds(engine, given.rounds, drafts=True)
+        each, on_bytes = seconds_of_rounds(engine, given.rounds, drafts=True)
+        on_seconds = sum(each)
         assert engine._latest_spec is not None
         foreseen = prediction(engine._planner, engine._latest_spec)["predicted_ms"]
         off_seconds, off_bytes = measured_rounds(engine, given.rounds, drafts=False)
@@ -72,6 +81,8 @@ def measure_way(pair: BenchPair, depth: int, given: argparse.Namespace, way: dic
             "slots": memory_figures(engine)["staging_slots"],
             "device_kv_bytes": memory_figures(engine)["device_kv_bytes"],
             "round_ms": on_seconds / given.rounds * 1e3,
+            "slowest_round_ms": max(each) * 1e3,
+            "median_round_ms": median(each) * 1e3,
             "without_ms": without / given.rounds * 1e3,
             "exposed_ms": (on_seconds - without) / given.rounds * 1e3,
             "outcomes": outcomes,
@@ -140,7 +151,8 @@ def main() -> None:
     figures = measure(given)
     shown = {
         f"{depth} candidates, {name}": f"{one['slots']} slots, {one['round_ms']:.2f} ms a round "
-        f"({one['predicted_ms']:.2f} predicted), {one['exposed_ms']:.2f} of it exposed"
+        f"({one['predicted_ms']:.2f} predicted; the slowest {one['slowest_round_ms']:.2f}), "
+        f"{one['exposed_ms']:.2f} of it exposed"
         + (f"; {one['foreseen']} of {one['outcomes']} outcomes foreseen" if name == "lookahead" else "")
         for depth, ways in figures["depths"].items()
         for name, one in ways.items()

@@ -36,7 +36,8 @@ def measure(given: argparse.Namespace, logdir: Path) -> dict[str, Any]:
         place_requests(engine, given.context, TURNS * tokens_of_rounds(given.rounds, given.depth))
         for _ in range(TURNS):
             plain = measured_rounds(engine, given.rounds, drafts=True)
-            with engine.trace(logdir, rounds=given.kept) as run:
+            name = f"{Path(given.target).name}-{given.batch}x{given.context}"
+            with engine.trace(logdir, run=name, rounds=given.kept) as run:
                 traced = measured_rounds(engine, given.rounds, drafts=True)
             for kind, (took, moved) in ((False, plain), (True, traced)):
                 seconds[kind] += took
@@ -67,7 +68,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--batch", type=positive, default=2, metavar="N", help="requests (2)")
     parser.add_argument("--context", type=positive, default=16_384, metavar="N", help="tokens of each (16384)")
     parser.add_argument("--depth", type=positive, default=4, metavar="K", help="candidates a round (4)")
-    parser.add_argument("--rounds", type=positive, default=80, metavar="N", help="measured at a turn (80)")
+    parser.add_argument("--rounds", type=positive, default=92, metavar="N", help="measured at a turn (92)")
     parser.add_argument("--kept", type=positive, default=20, metavar="N", help="rounds that the trace keeps (20)")
     parser.add_argument("--logdir", type=Path, metavar="DIR", help="for the trace (none: it is thrown away)")
     add_device(parser)

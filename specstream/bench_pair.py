@@ -76,14 +76,22 @@ def tokens_of_rounds(rounds: int, candidates: int) -> int:
 
 def measured_rounds(engine: Engine, rounds: int, *, drafts: bool) -> tuple[float, float]:
     """Seconds and streamed bytes of so many rounds, drafted for or not, once they have warmed up."""
+    seconds, streamed = seconds_of_rounds(engine, rounds, drafts=drafts)
+    return sum(seconds), streamed
+
+
+def seconds_of_rounds(engine: Engine, rounds: int, *, drafts: bool) -> tuple[list[float], float]:
+    """The same, with the seconds of each."""
     for sequence in engine._scheduler.running:
         sequence.drafts = drafts
     for _ in range(WARMUP):
         engine.step()
-    start, streamed = time.perf_counter(), engine.metrics().streamed_bytes
+    seconds, streamed, start = list[float](), engine.metrics().streamed_bytes, time.perf_counter()
     for _ in range(rounds):
         engine.step()
-    return time.perf_counter() - start, engine.metrics().streamed_bytes - streamed
+        seconds.append(time.perf_counter() - start)
+        start += seconds[-1]
+    return seconds, engine.metrics().streamed_bytes - streamed
 
 
 MADE_UP: dict[str, Any] = {

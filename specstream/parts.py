@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import dataclass
 
 import torch
@@ -102,6 +103,8 @@ def make_parts(
     speculator = _speculator(options, target, drafter, planning.fan_out, streams)
     speculator.depths = depths_of(options, memory, planner) if adapts else None
     executor = _executor(target, store, memory, options, streams)
+    if on_cuda:
+        gc.collect()  # of what was captured and compiled it takes longer than a round: not in the middle of one
     return EngineParts(target, draft, requested, options, memory, planner, executor, host, speculator, streams)
 
 

@@ -107,6 +107,8 @@ def _bytes_by_class(memory: MemoryPlan) -> dict[str, int]:
     }
 
 
+ALIKE = 0.02
+"""By what part of its bytes rounds may differ from one whose prediction is shown of them."""
 MOST_WAITING = 64
 """Rounds that are kept until there is time to write them."""
 
@@ -132,6 +134,8 @@ class Recorder:
         self._began = perf_counter()
         self._waiting: list[_Round] = []
         """The latest round, and those before it that there was no time for."""
+        self._predicted: dict[RoundSpec, RoundSpec] = {}
+        """The latest round that was predicted as it is, by its canonical form."""
         self._has_graph = False
         """Whether a verification was among the rounds."""
         self._works_ahead = False
@@ -188,20 +192,19 @@ class Recorder:
     def _recorded(self, round_: _Round) -> RecordedRound:
         spec, start = round_.spec, round_.start
         planner, link = self._planner, self._planner.profile.host_to_device_bytes_per_us
-        shared = spec.canonical()  # histories grow, and every round would soon have a plan of its own
-
         if not self._has_graph and not any(request.prompt_tokens for request in round_.requests):
-            self._writer.add_graph(planner.plan(shared))
+            self._writer.add_graph(planner.plan(spec.canonical()))
             self._has_graph = True
+        alike = self._alike(spec)
 
         def planned(number: int) -> PlannedRound:
-            return planned_round(planner.plan(shared), number, link)
+            return planned_round(planner.exact(alike), number, link)
 
         return RecordedRound(
             index=round_.index,
             start_us=_us(start - self._began),
             duration_us=_us(round_.seconds),
-            plan=self._writer.plan_id(shared, planned),
+            plan=self._writer.plan_id(alike, planned),
             streamed_bytes=spec.streamed_bytes,
             fetched_bytes=spec.fetched_bytes,
             requests=round_.requests,
@@ -209,6 +212,24 @@ class Recorder:
                 MeasuredSpan(span.task, _us(span.start - start), _us(span.stop - start)) for span in list(round_.spans)
             ),
         )
+
+    def _alike(self, spec: RoundSpec) -> RoundSpec:
+        """The round whose prediction is shown of this one, too: histories grow, and each would soon have its own."""
+        shared = spec.canonical()
+        latest = self._predicted.get(shared)
+        if latest is None or not _alike(latest, spec):
+            latest = self._predicted[shared] = spec
+        return latest
+
+
+def _alike(one: RoundSpec, other: RoundSpec) -> bool:
+    """Of two rounds that run the same plan, whether they take about as long."""
+    more = abs(one.streamed_bytes - other.streamed_bytes)
+    return more <= ALIKE * one.streamed_bytes and _offloads(one) == _offloads(other)
+
+
+def _offloads(spec: RoundSpec) -> list[int]:
+    return [seat.offload for seat in spec.seats]
 
 
 def _request_round(row: RequestRows) -> RequestRound:

@@ -36,7 +36,7 @@ COLORS = {"target": "#0072B2", "link": "#E69F00", "store": "#009E73", "draft": "
 OTHER_COLOR, EXPOSED, ROW = "#56B4E9", "#D55E00", "#f4f4f4"
 WAITS: dict[str, Any] = {"facecolor": "#e0e0e0", "edgecolor": "#757575", "hatch": "/////"}
 IS_EXPOSED: dict[str, Any] = {"facecolor": "none", "edgecolor": EXPOSED, "hatch": r"\\\\"}
-WIDTH, ROW_HEIGHT, OTHER_HEIGHT = 9.6, 0.34, 1.45
+WIDTH, ROW_HEIGHT, OTHER_HEIGHT = 9.6, 0.34, 1.6
 """In inches: of the picture, of a row, and of what is above and below the rows."""
 PIXELS_PER_INCH = 180
 LEAST_WIDTH = 0.4
@@ -139,8 +139,8 @@ def _mark_ends(axes: Axes, planned: RoundFigures, measured: RoundFigures | None)
     ends = [("round, planned", planned.duration_us, "#212121", "--")]
     if measured is not None:
         ends.append(("round, measured", measured.duration_us, "#212121", "-"))
-    if planned.link_floor_us is not None:
-        ends.append(("link alone", planned.link_floor_us, "#8a5a00", ":"))
+    if (floor := (measured or planned).link_floor_us) is not None:
+        ends.append(("link alone", floor, "#8a5a00", ":"))
     return [
         axes.axvline(us / 1e3, color=color, linestyle=style, linewidth=1.4, zorder=4, label=f"{name}: {_time(us)}")
         for name, us, color, style in ends
@@ -165,7 +165,7 @@ def _title(info: RunInfo, figures: RoundFigures, recorded: RecordedRound | None)
         parts.append(f"target waits {_time(figures.bubbles_us)}{filled}")
     if figures.exposed_draft_us is not None:
         parts.append(f"exposed draft {_time(figures.exposed_draft_us)}")
-    return f"{info.target}{draft}: {'; '.join(parts)}"
+    return f"{info.target}{draft}: {parts[0]}\n{'; '.join(parts[1:])}"
 
 
 def _ms(times: Iterable[Interval]) -> list[tuple[float, float]]:
