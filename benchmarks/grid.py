@@ -4,10 +4,11 @@
 
 Requests with a random history of which nothing is resident, bfloat16, a draft with a window of 1,024 tokens; 8 of 10
 candidates are made up to be right after those before them were. For each batch whose histories fit into the host
-memory, an engine as users get it (policy and number of candidates chosen automatically) and one that drafts after each
-acceptance for each `--depth`. Tokens a second are what such rounds give on average, over the time of the measured ones.
-`worst_prediction` is the largest |predicted / measured - 1|; `least_over_sequential` the least quotient of the
-automatic engine's tokens a second and the best of those that draft sequentially, `mean_over_sequential` the mean.
+memory, an engine as users get it (policy and number of candidates chosen automatically) and two that draft after each
+acceptance, with those numbers of candidates, of `--depth`, that are predicted to be the best. Tokens a second are what
+such rounds give on average, over the time of the measured ones. `worst_prediction` is the largest |predicted / measured
+- 1|; `least_over_sequential` the least quotient of the automatic engine's tokens a second and the best of those that
+draft sequentially, `mean_over_sequential` the mean.
 """
 
 from __future__ import annotations
@@ -27,7 +28,25 @@ from specstream.cli_bench import add_device
 from specstream.depth import expected_tokens
 from specstream.errors import OutOfBudget
 from specstream.options import MOST_AUTO_CANDIDATES, format_size, parse_size
+from specstream.parts import planning_of
 from specstream.speculate import ASSUMED_ACCEPTANCE
+from specstream.tuning import predicted_rate
+from specstream.workload import Workload
+
+TRIED = 2
+"""Numbers of candidates that an engine which drafts sequentially is measured with."""
+
+
+def best_depths(pair: BenchPair, context: int, batch: int, depths: list[int]) -> list[int]:
+    """Those that are predicted to give the most tokens with sequential drafting."""
+    workload = Workload(context, batch, ASSUMED_ACCEPTANCE)
+    shape: dict[str, Any] = {"max_model_len": context, "max_num_seqs": batch, "drafting": "sequential"}
+
+    def predicted(depth: int) -> float:
+        options = pair.options(**shape, num_speculative_tokens=depth)
+        return predicted_rate(options, planning_of(options, *pair.captured), workload)
+
+    return sorted(sorted(depths, key=predicted)[-TRIED:])
 
 
 def measure_point(pair: BenchPair, context: int, batch: int, rounds: int, **options: Any) -> dict[str, Any]:
@@ -69,7 +88,7 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
                     measure_point(
                         pair, given.context, batch, given.rounds, num_speculative_tokens=depth, drafting="sequential"
                     )
-                    for depth in given.depth
+                    for depth in best_depths(pair, given.context, batch, given.depth)
                 ]
             except OutOfBudget as error:
                 raise SystemExit(f"{batch} x {given.context}: {error}; --host-memory leaves it out") from error

@@ -47,11 +47,16 @@ class BenchPair:
 
     def engine(self, *, drafts: bool = True, **options: Any) -> Engine:
         """One of which nothing is resident unless `options` say so, and whose acceptance is made up if they do."""
-        draft = self.draft if drafts else None
+        return api.build_engine(
+            self.options(drafts=drafts, **options), self.captured[0], self.captured[1] if drafts else None
+        )
+
+    def options(self, *, drafts: bool = True, **options: Any) -> Options:
+        """All options of such an engine."""
         if drafts:
             options = {"draft_window": DRAFT_WINDOW} | options
-        sized = memory_options(self.target, options, resident=0.0, draft=draft)
-        return api.build_engine(Options(**sized), self.captured[0], self.captured[1] if drafts else None)
+        draft = self.draft if drafts else None
+        return Options(**memory_options(self.target, options, resident=0.0, draft=draft))
 
 
 def cohort_options(context: int, batch: int, depth: int) -> dict[str, Any]:
