@@ -35,10 +35,10 @@ from specstream.cli import positive
 from specstream.cli_bench import add_device
 from specstream.depth import expected_tokens
 from specstream.engine import Engine
-from specstream.lookahead import ITSELF, SECOND_MODEL, FanOut, likely_outcomes
+from specstream.lookahead import ITSELF, SECOND_MODEL, expected_hit_rate
 from specstream.options import SELF
 from specstream.rates import link_bandwidth
-from specstream.speculate import ASSUMED_ACCEPTANCE, GUESSES, Candidates
+from specstream.speculate import ASSUMED_ACCEPTANCE
 
 SHORT_RING = {"staging_slots": 4}
 """As many slots as an automatic ring begins with."""
@@ -51,16 +51,6 @@ WAYS: dict[str, dict[str, Any]] = {
     "long": {"drafting": "sequential"},
     "lookahead": {"drafting": "lookahead"} | SHORT_RING,
 }
-
-
-def expected_hit_rate(depth: int, fan_out: FanOut) -> float:
-    """The chance that an outcome has a branch: of each number of accepted candidates, times the branches' shares."""
-    guesses = [[index * GUESSES + guess for guess in range(GUESSES)] for index in range(depth + 1)]
-    candidates = Candidates([tokens[0] for tokens in guesses[:depth]], guesses=guesses)
-    a = ASSUMED_ACCEPTANCE
-    chances = [a**accepted * (1 - a) for accepted in range(depth)] + [a**depth]
-    outcomes = likely_outcomes(a, fan_out.rank_shares, candidates, fan_out.branches)
-    return sum(chances[outcome.accepted] * outcome.share for outcome in outcomes)
 
 
 def measure_way(pair: BenchPair, depth: int, given: argparse.Namespace, way: dict[str, Any]) -> dict[str, Any]:
@@ -111,7 +101,7 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
     }
     exposed = {name: sum(ways[name]["exposed_ms"] for ways in depths.values()) for name in given.ways}
     fan_out = ITSELF if given.draft == SELF else SECOND_MODEL
-    expected = {depth: expected_hit_rate(depth, fan_out) for depth in given.depth}
+    expected = {depth: expected_hit_rate(ASSUMED_ACCEPTANCE, depth, fan_out) for depth in given.depth}
     figures = {
         "benchmark": "one request",
         "machine": machine(device),

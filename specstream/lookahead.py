@@ -15,7 +15,7 @@ from specstream.draft import NO_BRANCHES, Branches, Drafter
 from specstream.options import Options
 from specstream.sampling import Purpose
 from specstream.scheduler import RequestRows
-from specstream.speculate import Candidates
+from specstream.speculate import GUESSES, Candidates
 
 Shares = tuple[float, ...]
 """The chance that the target's own token, where it is not the candidate, is the draft's next best, second next, ..."""
@@ -77,6 +77,16 @@ def likely_outcomes(acceptance: float, rank_shares: Shares, candidates: Candidat
             weighed.append((chance * share, Outcome(accepted, token, share)))
     weighed.sort(key=lambda each: -each[0])  # a stable order: of equals the shorter first
     return [outcome for _, outcome in weighed[:most]]
+
+
+def expected_hit_rate(acceptance: float, depth: int, fan_out: FanOut) -> float:
+    """The chance that an outcome of so many candidates has a branch: that of each number of accepted ones, times the
+    shares of its branches."""
+    guesses = [[index * GUESSES + guess for guess in range(GUESSES)] for index in range(depth + 1)]
+    candidates = Candidates([tokens[0] for tokens in guesses[:depth]], guesses=guesses)
+    chances = [acceptance**accepted * (1 - acceptance) for accepted in range(depth)] + [acceptance**depth]
+    outcomes = likely_outcomes(acceptance, fan_out.rank_shares, candidates, fan_out.branches)
+    return sum(chances[outcome.accepted] * outcome.share for outcome in outcomes)
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,7 @@ class Options:
     """Options of `specstream.compile`. Every field is honoured or refused; "auto" is resolved by the memory plan.
 
     With draft=None an option that says how a draft works is refused by its name: draft_window, draft_sink,
-    draft_sample_method, drafting (but for "auto" and "off") and synthetic acceptance. Two are not:
+    draft_sample_method, drafting (but for "auto" and "off"), lookahead_branches and synthetic acceptance. Two are not:
     num_speculative_tokens, which is the most candidates of a round, so that a script can leave out the draft and
     nothing else; and rejection_sample_method="coupled", which also says how the target alone samples. With
     drafting="off" all are allowed: it turns off a draft that is given, and what it would need stays as it is.
@@ -107,6 +107,9 @@ class Options:
     while the others are drafted for, by turns. lookahead: during each verification, for its likeliest outcomes, and
     after it if it had another one. auto: sequential or cohorts, as predicted to verify sooner. off: not at all,
     whatever draft is given."""
+    lookahead_branches: int | Literal["auto"] = "auto"
+    """Outcomes that lookahead drafts for in a round, of all requests together, at most. auto: 64, or 32 if the target
+    drafts for itself."""
     debug: bool = False
     """Fill freed memory with NaN and prove every plan against the one before it."""
 
@@ -119,6 +122,7 @@ class Options:
             "chunk_tokens": 1 << 20,
             "group_chunks": 1 << 20,
             "staging_slots": 1024,
+            "lookahead_branches": 1024,
         }
         for name, most in positive.items():
             value = getattr(self, name)
@@ -144,6 +148,9 @@ class Options:
         if self.drafting == "cohorts" and self.max_num_seqs == 1:
             allowed = '"auto", "sequential", "lookahead" or "off" with max_num_seqs=1'
             raise InvalidOption("drafting", "cohorts", allowed, "Requests take turns: allow two or more.")
+        if self.drafting not in ("lookahead", "off") and self.lookahead_branches != "auto":
+            allowed, way_out = f'"auto" with drafting="{self.drafting}"', 'Leave it out, or set drafting="lookahead".'
+            raise InvalidOption("lookahead_branches", self.lookahead_branches, allowed, way_out)
         self._check_synthetic()
         if self.gpu_kv_budget not in ("auto", "min"):
             parse_size("gpu_kv_budget", self.gpu_kv_budget, ', or "auto" or "min"')
@@ -177,6 +184,7 @@ class Options:
             "draft_sample_method": ("probabilistic",),
             "rejection_sample_method": ("standard", "coupled"),
             "drafting": ("auto", "off"),
+            "lookahead_branches": ("auto",),
         }
         for name, values in neutral.items():
             if getattr(self, name) not in values:

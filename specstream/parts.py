@@ -98,9 +98,9 @@ def make_parts(
         host.prepare()
     drafter = None
     if draft is not None:
-        branches, window = branches_of(options, planning.fan_out), planning.window(options)
+        branches, window = branches_of(options, planning.fan_out(options)), planning.window(options)
         drafter = _drafter(draft, window, target.spec.vocab_size, options.max_num_seqs, branches, streams)
-    speculator = _speculator(options, target, drafter, planning.fan_out, streams)
+    speculator = _speculator(options, target, drafter, planning.fan_out(options), streams)
     speculator.depths = depths_of(options, memory, planner) if adapts else None
     executor = _executor(target, store, memory, options, streams)
     if on_cuda:

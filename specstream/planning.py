@@ -37,9 +37,10 @@ class Planning:
     free_host: int | None = None
     """Bytes; None: what the system says."""
 
-    @property
-    def fan_out(self) -> FanOut:
-        return ITSELF if self.draft is self.target else SECOND_MODEL
+    def fan_out(self, options: Options) -> FanOut:
+        """How much lookahead foresees."""
+        usual, branches = ITSELF if self.draft is self.target else SECOND_MODEL, options.lookahead_branches
+        return usual if branches == "auto" else replace(usual, branches=branches)
 
     @property
     def draft_work(self) -> DraftWork:
@@ -62,7 +63,7 @@ class Planning:
         if self.draft is None:
             return 0
         window, own_device = self.window(options), self.free_device is not None
-        return draft_kv_bytes(options, self.draft.spec, window, self.fan_out, own_device=own_device)
+        return draft_kv_bytes(options, self.draft.spec, window, self.fan_out(options), own_device=own_device)
 
     def drawn_from(self, options: Options) -> int:
         """Bytes of what candidates of requests that sample are drawn from, on a device of its own."""
@@ -73,7 +74,7 @@ class Planning:
         if options.drafting == "cohorts":
             candidates += seats * depth
         elif options.drafting == "lookahead":
-            candidates += (seats + branches_of(options, self.fan_out).count) * (depth + 1)
+            candidates += (seats + branches_of(options, self.fan_out(options)).count) * (depth + 1)
         return candidates * self.target.spec.vocab_size * DRAWN_FROM_DTYPE.itemsize
 
     def planned(self, options: Options) -> tuple[MemoryPlan, Planner]:

@@ -14,7 +14,7 @@ from specstream.graph import ModelSpec, PlannableModel
 from specstream.memory import resolve_max_model_len
 from specstream.options import Options, parse_size
 from specstream.profile_cache import cache_folder, environment, write_whole
-from specstream.tuned_settings import Drafting, TunedSettings, open_settings
+from specstream.tuned_settings import BRANCHES, Drafting, TunedSettings, open_settings
 
 
 def tuned_file(options: Options, target: PlannableModel, draft: PlannableModel | None) -> Path:
@@ -83,6 +83,8 @@ def _checked(values: Any) -> TunedSettings:
     settings = TunedSettings(**values)
     for field in fields(TunedSettings):
         value = getattr(settings, field.name)
+        if field.name == BRANCHES and value == 0:
+            continue
         try:
             if value not in get_args(Drafting) if field.name == "drafting" else not isinstance(value, int):
                 raise ValueError(f"{field.name} is {value!r}")

@@ -1,4 +1,4 @@
-"""What can be tuned: sizes of chunks, groups and ring, the number of candidates, and when they are drafted."""
+"""What can be tuned: sizes of chunks, groups and ring, the number of candidates, when and for what they are drafted."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from specstream.planning import Planning
 CHUNKS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 """Tokens."""
 MORE_DEPTHS = (*DEPTHS, 24, 32)
+BRANCHES, MORE_BRANCHES = "lookahead_branches", (8, 16, 32, 64, 128)
+"""That a draft step serves at a time."""
 OF_TARGET = ("chunk_tokens", "group_chunks", "staging_slots")
 """Settings that there are without a draft too."""
 Drafting = Literal["sequential", "cohorts", "lookahead", "off"]
@@ -31,6 +33,8 @@ class TunedSettings:
     staging_slots: int
     num_speculative_tokens: int
     drafting: Drafting
+    lookahead_branches: int = 0
+    """0 with another policy."""
 
     @classmethod
     def chosen(cls, options: Options, planning: Planning) -> TunedSettings:
@@ -48,21 +52,28 @@ class TunedSettings:
             memory.staging_slots,
             settled.most_candidates,
             drafting,
+            planning.fan_out(settled).branches if drafting == "lookahead" else 0,
         )
 
     def given_to(self, options: Options) -> Options:
         """The options with these values where they say "auto"."""
-        settings: dict[str, Any] = {name: getattr(self, name) for name in open_settings(options)}
-        return replace(options, **settings)
+        return replace(options, **self._open(options))
+
+    def _open(self, options: Options) -> dict[str, Any]:
+        """Those that are left to be chosen."""
+        return {name: getattr(self, name) or "auto" for name in open_settings(options)}
 
     def __str__(self) -> str:
         drafts = "" if self.drafting == "off" else f", {self.num_speculative_tokens} candidates, {self.drafting}"
-        return f"chunks of {self.chunk_tokens}, {self.group_chunks} a group, {self.staging_slots} slots{drafts}"
+        branches = f", {self.lookahead_branches} branches" if self.lookahead_branches else ""
+        sizes = f"chunks of {self.chunk_tokens}, {self.group_chunks} a group, {self.staging_slots} slots"
+        return sizes + drafts + branches
 
 
 def open_settings(options: Options) -> list[str]:
     """Which are left to be chosen."""
-    return [field.name for field in fields(TunedSettings) if getattr(options, field.name) == "auto"]
+    names = [field.name for field in fields(TunedSettings) if getattr(options, field.name) == "auto"]
+    return [name for name in names if name != BRANCHES or options.drafting in ("auto", "lookahead")]
 
 
 def changes(options: Options, planning: Planning) -> dict[str, Callable[[TunedSettings], Sequence[TunedSettings]]]:
@@ -79,14 +90,18 @@ def changes(options: Options, planning: Planning) -> dict[str, Callable[[TunedSe
     return {name: partial(_changed, name, options, planning) for name in ORDER if name in names}
 
 
-ORDER = ("drafting", "num_speculative_tokens", "chunk_tokens", "group_chunks", "staging_slots")
+ORDER = ("drafting", "num_speculative_tokens", "lookahead_branches", "chunk_tokens", "group_chunks", "staging_slots")
 BRING_A_RING = ("drafting", "num_speculative_tokens")
 
 
 def _changed(name: str, options: Options, planning: Planning, now: TunedSettings) -> list[TunedSettings]:
     names, found = open_settings(options), list[TunedSettings]()
     for value in _values(name, options, planning, now):
-        settings: dict[str, Any] = {each: getattr(now, each) for each in names} | {name: value}
+        if value == now.drafting:
+            continue
+        settings = now._open(options) | {name: value}
+        if name == "drafting" and BRANCHES in names:
+            settings[BRANCHES] = "auto"
         if name in BRING_A_RING and "staging_slots" in names:
             settings["staging_slots"] = "auto"
         if name == "chunk_tokens" and "group_chunks" in names:
@@ -103,6 +118,8 @@ def _values(name: str, options: Options, planning: Planning, now: TunedSettings)
         return [*(["cohorts"] if options.max_num_seqs > 1 else []), "sequential", "lookahead"]
     if name == "num_speculative_tokens":
         return MORE_DEPTHS
+    if name == BRANCHES:
+        return MORE_BRANCHES if now.drafting == "lookahead" else ()
     if name == "chunk_tokens":
         least = OWN_DEVICE_CHUNK if planning.free_device is not None else CHUNKS[0]
         return [chunk for chunk in CHUNKS if chunk >= least]

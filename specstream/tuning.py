@@ -15,6 +15,7 @@ from specstream.bench_machine import give_memory_back
 from specstream.caller import warn_caller
 from specstream.depth import expected_tokens
 from specstream.errors import InvalidOption, MissingExtra, OutOfBudget, shortened
+from specstream.lookahead import expected_hit_rate
 from specstream.options import Options
 from specstream.parts import EngineParts, planning_of
 from specstream.planning import Planning
@@ -74,11 +75,11 @@ def tune(
 ) -> Tuning:
     """Finds the fastest values of the options that were left at "auto", and has the engine go on with them.
 
-    Those are chunk_tokens, group_chunks, staging_slots, num_speculative_tokens and drafting. Each trial is an engine of
-    its own, which decodes requests with a random history for a few rounds; the first one has what would be chosen
-    untuned, the second one what is stored, if anything is. No greedy and no coupled token depends on what is found, nor
-    the distribution of any other sample. What is found is stored: engines that are compiled with the same options for
-    models of the same shapes use it.
+    Those are chunk_tokens, group_chunks, staging_slots, num_speculative_tokens, drafting and lookahead_branches. Each
+    trial is an engine of its own, which decodes requests with a random history for a few rounds; the first one has what
+    would be chosen untuned, the second one what is stored, if anything is. No greedy and no coupled token depends on
+    what is found, nor the distribution of any other sample. What is found is stored: engines that are compiled with the
+    same options for models of the same shapes use it.
 
     Args:
         context, batch: tokens of each request and requests; None: max_model_len and max_num_seqs.
@@ -183,8 +184,14 @@ def predicted_rate(options: Options, planning: Planning, workload: Workload) -> 
     spec, depth = usual_round(here, replace(memory, max_model_len=workload.context)), options.most_candidates
     if planning.draft is None:
         spec, depth = replace(spec, draft_steps=0), 0
+    period = period_us(planner, spec)
+    if here.drafting == "lookahead":
+        usual = planning.fan_out(here)
+        fan_out = replace(usual, branches=max(1, usual.branches // workload.batch))
+        foreseen = expected_hit_rate(workload.acceptance, depth, fan_out) ** workload.batch
+        period = foreseen * period + (1 - foreseen) * period_us(planner, replace(spec, drafts_beside=False))
     tokens = workload.batch * expected_tokens(workload.acceptance, depth)
-    return 1e6 * tokens / (turns(here) * period_us(planner, spec))
+    return 1e6 * tokens / (turns(here) * period)
 
 
 def best_trial(trials: list[Trial]) -> Trial | None:

@@ -29,6 +29,10 @@ WITHOUT_DRAFT: list[tuple[Arguments, str]] = [
         'drafting: got \'sequential\'; allowed: "auto" or "off" with draft=None. Give a draft, or leave it out.',
     ),
     (
+        {"lookahead_branches": 8, "drafting": "off"},
+        'lookahead_branches: got 8; allowed: "auto" with draft=None. Give a draft, or leave it out.',
+    ),
+    (
         {"rejection_sample_method": "synthetic", "synthetic_acceptance_rate": 0.5},
         'rejection_sample_method: got \'synthetic\'; allowed: "standard" or "coupled" with draft=None. '
         "Give a draft, or leave it out.",
@@ -42,6 +46,14 @@ CONTRADICTIONS: list[tuple[Arguments, str]] = [
     (
         {"synthetic_acceptance_rate": 0.5},
         'synthetic_acceptance_rate: got 0.5; allowed: None without rejection_sample_method="synthetic".',
+    ),
+    (
+        {"lookahead_branches": 8},
+        'lookahead_branches: got 8; allowed: "auto" with drafting="auto". Leave it out, or set drafting="lookahead".',
+    ),
+    (
+        {"lookahead_branches": 0, "drafting": "lookahead"},
+        'lookahead_branches: got 0; allowed: an integer from 1 to 1024 or "auto".',
     ),
     (
         {"rejection_sample_method": "synthetic"},

@@ -8,10 +8,10 @@ import pytest
 
 pytest.importorskip("triton")
 
-from specstream import lookahead, planning, speculator
+from specstream import lookahead, speculator
 from specstream.depth import Depths
 from specstream.device_rounds import DeviceRounds
-from specstream.lookahead import SECOND_MODEL, FanOut, Lookahead, Outcome
+from specstream.lookahead import Lookahead, Outcome
 from specstream.scheduler import RequestRows
 from specstream.speculate import Candidates
 from tests.test_device_rounds import PROMPTS, SAMPLED, check_same, engine_of, near, small, texts, tiny
@@ -24,7 +24,6 @@ __all__ = ["small"]  # a fixture: what a round is cut into
 @pytest.mark.parametrize("method", ["greedy", "standard", "coupled"])
 def test_lookahead(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a verification may come to is drafted for by the kernels, and again if it came to something else."""
-    monkeypatch.setattr(planning, "SECOND_MODEL", FanOut(4, SECOND_MODEL.rank_shares))
     foreseen, drafted_now = list[bool](), list[bool]()
     resolve, draft_now = Lookahead.resolve, DeviceRounds.draft_now
 
@@ -40,7 +39,7 @@ def test_lookahead(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Lookahead, "resolve", resolved)
     monkeypatch.setattr(DeviceRounds, "draft_now", drafting)
-    options: dict[str, Any] = {"num_speculative_tokens": 3, "drafting": "lookahead"}
+    options: dict[str, Any] = {"num_speculative_tokens": 3, "drafting": "lookahead", "lookahead_branches": 4}
     arguments: dict[str, Any] = {} if method == "greedy" else SAMPLED | {"temperature": 0.3}
     options |= {} if method == "greedy" else {"rejection_sample_method": method}
     _, _, (proposed, accepted, _) = check_same(tiny(), near(), PROMPTS[:1], options, max_new_tokens=14, **arguments)
@@ -53,8 +52,7 @@ def test_lookahead(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("method", ["greedy", "coupled"])
 def test_guesses_are_those_of_the_host(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the noise of the target's own choice: without it few outcomes of coupled samples are foreseen."""
-    monkeypatch.setattr(planning, "SECOND_MODEL", FanOut(6, SECOND_MODEL.rank_shares))
-    options: dict[str, Any] = {"num_speculative_tokens": 3, "drafting": "lookahead"}
+    options: dict[str, Any] = {"num_speculative_tokens": 3, "drafting": "lookahead", "lookahead_branches": 6}
     arguments: dict[str, Any] = {} if method == "greedy" else SAMPLED | {"temperature": 1.5}
     options |= {} if method == "greedy" else {"rejection_sample_method": method}
     seen: list[list[Outcomes]] = []
@@ -74,13 +72,12 @@ def test_guesses_are_those_of_the_host(method: str, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("window", [None, 8])
-def test_branches_share_blocks(window: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_branches_share_blocks(window: int | None) -> None:
     """Texts that cross blocks of 8 tokens: what is drafted ahead is what would be drafted after acceptance."""
     options: dict[str, Any] = {"num_speculative_tokens": 9, "draft_window": window, "max_num_seqs": 1}
-    monkeypatch.setattr(planning, "SECOND_MODEL", FanOut(4, SECOND_MODEL.rank_shares))
     ahead, after = (
-        texts(engine_of(tiny(), near(), kernels=True, drafting=drafting, **options), PROMPTS[:1], max_new_tokens=20)
-        for drafting in ("lookahead", "sequential")
+        texts(engine_of(tiny(), near(), kernels=True, **options | policy), PROMPTS[:1], max_new_tokens=20)
+        for policy in ({"drafting": "lookahead", "lookahead_branches": 4}, {"drafting": "sequential"})
     )
     assert ahead == after
 

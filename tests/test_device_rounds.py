@@ -28,7 +28,6 @@ from specstream.errors import InvalidDistribution, OutOfBudget
 from specstream.kernels import accept as accept_module
 from specstream.kernels import process as process_module
 from specstream.kernels import tiling
-from specstream.lookahead import SECOND_MODEL, FanOut
 from specstream.metrics import Metrics
 from specstream.profiles import H200
 from specstream.scheduler import RequestRows
@@ -111,10 +110,16 @@ def near() -> torch.nn.Module:
     return drafting
 
 
+POLICIES: dict[str, dict[str, Any]] = {
+    "sequential": {"drafting": "sequential"},
+    "cohorts": {"drafting": "cohorts"},
+    "lookahead": {"drafting": "lookahead", "lookahead_branches": 4},
+}
+
+
 @pytest.mark.parametrize(("drafting", "depth"), [("sequential", 1), ("cohorts", 2), ("lookahead", 1)])
-def test_what_was_loaded_before_changes_nothing(drafting: str, depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planning, "SECOND_MODEL", FanOut(4, SECOND_MODEL.rank_shares))
-    options: dict[str, Any] = {"drafting": drafting, "num_speculative_tokens": depth}
+def test_what_was_loaded_before_changes_nothing(drafting: str, depth: int) -> None:
+    options = POLICIES[drafting] | {"num_speculative_tokens": depth}
     engine = engine_of(tiny(), near(), kernels=True, **options)
     rounds = engine._speculator.kernels
     assert rounds is not None
@@ -123,10 +128,9 @@ def test_what_was_loaded_before_changes_nothing(drafting: str, depth: int, monke
     assert texts(engine, PROMPTS[:2], max_new_tokens=6) == texts(other, PROMPTS[:2], max_new_tokens=6)
 
 
-@pytest.mark.parametrize("drafting", ["sequential", "cohorts", "lookahead"])
-def test_distributions_take_what_is_planned(drafting: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planning, "SECOND_MODEL", FanOut(4, SECOND_MODEL.rank_shares))
-    engine = engine_of(tiny(), near(), kernels=True, drafting=drafting, num_speculative_tokens=2)
+@pytest.mark.parametrize("drafting", POLICIES)
+def test_distributions_take_what_is_planned(drafting: str) -> None:
+    engine = engine_of(tiny(), near(), kernels=True, num_speculative_tokens=2, **POLICIES[drafting])
     engine.generate(PROMPTS[:2], max_new_tokens=6, **SAMPLED)
     rounds, options = engine._speculator.kernels, engine.options
     assert rounds is not None

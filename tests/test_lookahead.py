@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from specstream import planning
 from specstream.draft import Drafter
 from specstream.engine import Engine
-from specstream.lookahead import SECOND_MODEL, FanOut, Lookahead, likely_outcomes
+from specstream.lookahead import SECOND_MODEL, Lookahead, likely_outcomes
 from specstream.round_plan import Lane, StepOp
 from specstream.scheduler import RequestRows
 from specstream.speculate import Candidates
@@ -23,13 +22,7 @@ STREAMING: dict[str, Any] = {"max_model_len": 128, "gpu_kv_budget": "min", "chun
 SAMPLED: dict[str, Any] = {"do_sample": True, "seed": 1, "temperature": 0.8}
 
 
-FEW = FanOut(16, SECOND_MODEL.rank_shares)
-SHARES = FEW.rank_shares
-
-
-@pytest.fixture(autouse=True)
-def few_branches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planning, "SECOND_MODEL", FEW)
+BRANCHES, SHARES = 16, SECOND_MODEL.rank_shares
 
 
 @cache
@@ -45,6 +38,8 @@ def near() -> torch.nn.Module:
 
 def engine_of(drafting: str, draft: torch.nn.Module | None = None, **options: Any) -> Engine:
     defaults = STREAMING | {"num_speculative_tokens": 4, "max_num_seqs": 2}
+    if drafting == "lookahead":
+        defaults["lookahead_branches"] = BRANCHES
     return make_engine(model("qwen3"), draft or near(), **defaults | options, drafting=drafting)
 
 
@@ -172,4 +167,4 @@ def test_branches_are_no_more_than_there_is_room_for(monkeypatch: pytest.MonkeyP
             drafter = engine._speculator.drafter
             assert drafter is not None
             assert all(seat < 20 for seat in drafter._seats), "branches end with their round"
-    assert max(counts) == FEW.branches
+    assert max(counts) == BRANCHES

@@ -62,6 +62,7 @@ def test_they_are_found_again() -> None:
         {"chunk_tokens": 16},
         {"num_speculative_tokens": 8},
         {"drafting": "cohorts"},
+        {"drafting": "lookahead", "lookahead_branches": 8},
         {"chunk_tokens": 32, "group_chunks": 4, "staging_slots": 2, "num_speculative_tokens": 3, "drafting": "off"},
     ],
     ids=str,

@@ -13,14 +13,18 @@ from transformers import GenerationConfig
 
 from specstream.engine import Engine
 from specstream.errors import EngineBusy, EngineClosed, InvalidOption, OutOfBudget, SpecStreamWarning
+from specstream.lookahead import SECOND_MODEL
+from specstream.options import Options
 from specstream.parts import make_parts
+from specstream.planning import Planning
+from specstream.profiles import H200
 from specstream.speculate import ASSUMED_ACCEPTANCE
 from specstream.trial import Stopwatch, Trial
 from specstream.tuned_cache import store_tuned, tuned_file
-from specstream.tuned_settings import TunedSettings
-from specstream.tuning import Tuning, best_trial
+from specstream.tuned_settings import TunedSettings, changes, open_settings
+from specstream.tuning import Tuning, best_trial, predicted_rate
 from specstream.workload import Workload
-from tests.helpers import make_engine, model, prompt
+from tests.helpers import captured, make_engine, model, prompt
 from tests.test_lookahead import near
 
 SMALL: dict[str, Any] = {"max_model_len": 256, "max_num_seqs": 2, "gpu_kv_budget": "200KiB"}
@@ -64,8 +68,9 @@ def tokens(engine: Engine, **settings: Any) -> list[list[int]]:
 def settings_of(engine: Engine) -> TunedSettings:
     memory = engine.memory
     sizes = memory.layout.chunk_tokens, memory.chunks_per_group, memory.staging_slots
-    drafting: Any = engine.options.drafting
-    return TunedSettings(*sizes, engine.options.most_candidates, drafting)
+    drafting, branches = engine.options.drafting, engine.options.lookahead_branches
+    assert drafting != "auto"
+    return TunedSettings(*sizes, engine.options.most_candidates, drafting, 0 if branches == "auto" else branches)
 
 
 def test_the_engine_goes_on_with_the_best_and_others_like_it_begin_with_it(engine: Engine) -> None:
@@ -125,6 +130,30 @@ def test_the_first_trial_is_what_would_be_chosen_untuned(engine: Engine) -> None
     assert again[0].settings == untuned
     if best.settings != untuned:
         assert again[1].settings == best.settings
+
+
+def test_branches_are_chosen_with_lookahead_alone() -> None:
+    """And lookahead itself on a device of its own; a round in which nothing was foreseen takes as long as others."""
+    target, draft = captured(model("qwen3")), captured(near())
+    planning = Planning(target, draft, H200, 1 << 40)
+    options = Options(**OPEN | {"gpu_kv_budget": "auto"})
+    untuned = TunedSettings.chosen(options, planning)
+    assert untuned.lookahead_branches == 0
+    other = changes(options, planning)
+    assert not other["lookahead_branches"](untuned)
+    (ahead,) = (each for each in other["drafting"](untuned) if each.drafting == "lookahead")
+    assert ahead.lookahead_branches == SECOND_MODEL.branches
+    assert ahead.given_to(options).lookahead_branches == SECOND_MODEL.branches
+    fewer = {each.lookahead_branches: each for each in other["lookahead_branches"](ahead)}
+    assert set(fewer) == {8, 16, 32, 128}
+    assert {replace(each, lookahead_branches=64) for each in fewer.values()} == {ahead}
+    assert all(not each.lookahead_branches for each in other["drafting"](fewer[8]))
+    assert {each.lookahead_branches for each in other["num_speculative_tokens"](fewer[8])} == {8}
+    rates = [predicted_rate(fewer[count].given_to(options), planning, Workload(256, 2, 0.8)) for count in (8, 32, 128)]
+    assert rates == sorted(rates)
+    fixed = Options(**SMALL | {"drafting": "lookahead", "lookahead_branches": 5})
+    assert "lookahead_branches" not in open_settings(fixed)
+    assert planning.fan_out(fixed).branches == 5
 
 
 def test_of_two_measurements_of_the_same_settings_the_faster_counts() -> None:
@@ -252,7 +281,7 @@ def test_a_trace_is_in_the_way(engine: Engine, tmp_path: Path) -> None:
 def test_there_must_be_something_to_choose() -> None:
     given: dict[str, Any] = {"chunk_tokens": 16, "group_chunks": 2, "staging_slots": 2}
     with new_engine(**SMALL | given, drafting="sequential") as engine:
-        with pytest.raises(InvalidOption, match=r'at least one of chunk_tokens, .*, drafting left at "auto"'):
+        with pytest.raises(InvalidOption, match=r'at least one of chunk_tokens, .*, lookahead_branches left at "auto"'):
             engine.tune()
         assert tokens(engine)
     said, given = "at least one of chunk_tokens, group_chunks, staging_slots left at", given | {"drafting": "off"}
