@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from contextlib import closing
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specstream.cli import DTYPES, OPTION_NAMES, UsageError, add_command, add_option_flags, chosen_options, positive
@@ -54,6 +55,13 @@ def add_tune(commands: Any) -> None:
         metavar="P",
         help="the chance that a candidate is right if those before it are (0.8)",
     )
+    wanted.add_argument(
+        "--text",
+        type=Path,
+        metavar="FILE",
+        help="a text whose parts trials continue, so that acceptance is its own; the target is a folder then, with a "
+        "tokenizer and real weights",
+    )
     limits = tune.add_argument_group("effort")
     limits.add_argument(
         "--seconds", type=positive, default=90, metavar="N", help="no trial begins that may end later (90)"
@@ -83,16 +91,33 @@ def _run(given: argparse.Namespace) -> int:
             draft = chosen_draft(given, target, dtype, device)
             itself = draft is not None and draft.module is target.module
             chosen: Any = SELF if itself else draft and draft.module
+            prompts = None if given.text is None else _prompts(given)
             engine = specstream.compile(target.module, chosen, **options)
         with closing(engine):
             trials: list[Trial] = []
             try:
-                _report(_tuned(engine, given, progress, trials), given)
+                _report(_tuned(engine, given, prompts, progress, trials), given)
             except KeyboardInterrupt:
                 if trials:
                     _report(_so_far(engine, given, trials), given)
                 raise
     return 0
+
+
+def _prompts(given: argparse.Namespace) -> list[list[int]]:
+    """Parts of the text, one for each request, each as long as a request may be: what is decoded takes some of it."""
+    from transformers import AutoTokenizer
+
+    from specstream.bench_text import text_prompts
+
+    if not given.text.is_file():
+        raise UsageError(f"--text: {given.text} is no file")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(given.target)
+    except (OSError, ValueError, KeyError) as error:
+        reason = "is no folder" if not Path(given.target).is_dir() else f"has none that can be read ({error})"
+        raise UsageError(f"--text needs the target's tokenizer, and {given.target} {reason}") from error
+    return text_prompts(tokenizer, given.text, given.batch, given.context)
 
 
 def _so_far(engine: Engine, given: argparse.Namespace, trials: list[Trial]) -> Tuning:
@@ -106,7 +131,13 @@ def _so_far(engine: Engine, given: argparse.Namespace, trials: list[Trial]) -> T
     return Tuning(workload, tuple(trials), best_trial(trials), file if file.exists() else None)
 
 
-def _tuned(engine: Engine, given: argparse.Namespace, progress: Progress, trials: list[Trial]) -> Tuning:
+def _tuned(
+    engine: Engine,
+    given: argparse.Namespace,
+    prompts: list[list[int]] | None,
+    progress: Progress,
+    trials: list[Trial],
+) -> Tuning:
     """Tunes; what is measured goes to `trials` as it comes."""
 
     def text() -> str:
@@ -120,6 +151,8 @@ def _tuned(engine: Engine, given: argparse.Namespace, progress: Progress, trials
 
         return engine.tune(
             acceptance=given.acceptance,
+            context=given.context,
+            prompts=prompts,
             seconds=given.seconds,
             most_trials=given.trials,
             logdir=given.trace,

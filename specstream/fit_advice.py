@@ -28,7 +28,7 @@ def ways_out(setup: Setup, enough: Enough | None) -> Iterator[str]:
         yield f"a context of {context} tokens fits"
     if 0 < batch < setup.batch:
         yield f"a batch of {batch} fits"
-    if setup.draft is not None and setup.options.draft_window is None:
+    if setup.draft is not None and setup.options.draft_window in (None, "auto"):
         if _fits(setup, draft_window=SELF_WINDOW):
             yield f"draft_window={SELF_WINDOW} fits"
         elif setup.draft is not setup.target:

@@ -355,7 +355,7 @@ def _device_too_full(options: Options, taken: int, least: int, of_draft: tuple[i
     if least + beside <= free:
         way_out = f"Way out: a gpu_kv_budget of at most {format_size(free - beside)}; {format_size(least)} works"
         return OutOfBudget(text, way_out)
-    smaller = "a smaller draft_window, " if draft_kv and options.draft_window is None else ""
+    smaller = "a smaller draft_window, " if draft_kv and options.draft_window in (None, "auto") else ""
     fewer = "fewer max_num_seqs, " if options.max_num_seqs > 1 else ""
     return OutOfBudget(
         text,

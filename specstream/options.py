@@ -89,8 +89,9 @@ class Options:
     """Chunks of a group, the unit of one fetch. auto: at most 16 groups a layer and request."""
     staging_slots: int | Literal["auto"] = "auto"
     """Groups in flight or being attended to at a time."""
-    draft_window: int | None = None
-    """Latest tokens the draft's attention keeps; None: all, or 1024 if the target drafts for itself."""
+    draft_window: int | Literal["auto"] | None = None
+    """Latest tokens the draft's attention keeps; None: all, or 1024 if the target drafts for itself. auto: the same,
+    until tuning with texts has found a better one."""
     draft_sink: int = 4
     """First tokens it keeps beside the window; only with draft_window."""
     draft_sample_method: Literal["greedy", "probabilistic"] = "probabilistic"
@@ -132,10 +133,11 @@ class Options:
             if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
                 allowed = f"an integer from 1 to {most}" + (' or "auto"' if auto_allowed else "")
                 raise InvalidOption(name, value, allowed)
-        if self.draft_window is not None and (
+        if self.draft_window not in (None, "auto") and (
             isinstance(self.draft_window, bool) or not isinstance(self.draft_window, int) or self.draft_window < 1
         ):
-            raise InvalidOption("draft_window", self.draft_window, "a positive integer or None (keep everything)")
+            allowed = 'a positive integer, "auto", or None (keep everything)'
+            raise InvalidOption("draft_window", self.draft_window, allowed)
         if isinstance(self.draft_sink, bool) or not isinstance(self.draft_sink, int) or self.draft_sink < 0:
             raise InvalidOption("draft_sink", self.draft_sink, "an integer from 0")
         if self.draft_window is None and self.draft_sink != Options.draft_sink:

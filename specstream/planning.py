@@ -17,7 +17,7 @@ from specstream.idle import idle_bytes
 from specstream.kv import ChunkLayout
 from specstream.lookahead import ITSELF, SECOND_MODEL, FanOut, branches_of
 from specstream.memory import MemoryPlan, plan_memory, resolve_max_model_len
-from specstream.options import Options
+from specstream.options import SELF_WINDOW, Options
 from specstream.planner import Planner
 from specstream.policy import choose_drafting
 from specstream.round_work import NO_DRAFT, DraftWork
@@ -56,7 +56,10 @@ class Planning:
 
     def window(self, options: Options) -> DraftWindow:
         longest = resolve_max_model_len(options, self.target.spec)
-        return DraftWindow(longest, options.draft_window, options.draft_sink)
+        window = options.draft_window
+        if window == "auto":
+            window = SELF_WINDOW if self.draft is self.target else None
+        return DraftWindow(longest, window, options.draft_sink)
 
     def draft_kv(self, options: Options) -> int:
         """Bytes of the drafter's KV."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from statistics import median
@@ -14,6 +14,7 @@ from specstream.depth import expected_tokens
 from specstream.engine import Engine
 from specstream.graph import PartitionedModel
 from specstream.lane_streams import LaneStreams
+from specstream.metrics import Metrics
 from specstream.options import Options
 from specstream.parts import make_parts
 from specstream.tuned_settings import TunedSettings
@@ -42,6 +43,8 @@ class Trial:
     """That it took."""
     error: str = ""
     """What went wrong."""
+    acceptance: float | None = None
+    """The chance that a candidate was right if those before it were, where texts were decoded."""
 
     @property
     def figures(self) -> dict[str, float | None]:
@@ -50,12 +53,14 @@ class Trial:
             "tokens_per_second": self.tokens_per_second,
             "predicted_tokens_per_second": self.predicted,
             "trial_seconds": self.seconds,
+            **({} if self.acceptance is None else {"acceptance": self.acceptance}),
         }
 
     def __str__(self) -> str:
         measured = "failed" if self.tokens_per_second is None else f"{self.tokens_per_second:.2f} tokens/s"
         predicted = "" if self.predicted is None else f" ({self.predicted:.2f} predicted)"
-        return f"{measured}{predicted}  {self.settings}{f': {self.error}' if self.error else ''}"
+        accepted = "" if self.acceptance is None else f", acceptance {self.acceptance:.3f}"
+        return f"{measured}{predicted}  {self.settings}{accepted}{f': {self.error}' if self.error else ''}"
 
 
 Clock = Callable[[], float]
@@ -72,10 +77,12 @@ class Stopwatch:
         workload: Workload,
         streams: LaneStreams | None = None,
         clock: Clock = time.perf_counter,
+        prompts: Sequence[Sequence[int]] | None = None,
     ) -> None:
-        """`options` are those that settings are put into; acceptance is made up as the workload says. `streams` are
-        those of an engine that was closed; None: new ones."""
-        if draft is not None:
+        """`options` are those that settings are put into. Without `prompts` histories are random and acceptance is made
+        up as the workload says; else each request decodes one of them greedily. `streams` are those of an engine that
+        was closed; None: new ones."""
+        if draft is not None and prompts is None:
             options = replace(
                 options,
                 rejection_sample_method="synthetic",
@@ -84,9 +91,13 @@ class Stopwatch:
             )
         self.options, self.target, self.draft, self.workload, self.clock = options, target, draft, workload, clock
         self.streams = streams or LaneStreams.on(target.spec.device)
+        self.prompts = prompts
+        self.acceptance: float | None = None
+        """Of the latest engine, if prompts were given and it drafted."""
 
     def rate(self, settings: TunedSettings, best: float) -> float:
-        """Tokens a second, of all requests together: verifications, times what one is expected to give.
+        """Tokens a second, of all requests together: where acceptance is made up verifications, times what one is
+        expected to give.
 
         Args:
             best: the highest rate so far.
@@ -95,41 +106,61 @@ class Stopwatch:
             Whatever making the engine or a round raises; OutOfBudget above all.
         """
         depth = 0 if self.draft is None else settings.num_speculative_tokens
-        tokens = expected_tokens(self.workload.acceptance, depth)
+        self.acceptance = None
         options = settings.given_to(self.options)
         with closing(Engine(make_parts(options, self.target, self.draft, streams=self.streams))) as engine:
             self._start(engine, depth)
             rates = list[float]()
             for _ in range(BLOCKS):
-                rates.append(tokens * self._verifications(engine, depth, ROUNDS))
+                rates.append(self._tokens_per_second(engine, depth))
                 if rates[0] < HOPELESS * best:
                     break
+            if self.prompts is not None and depth:
+                self.acceptance = chance_of_acceptance(engine.metrics(), depth)
             return median(rates)
 
     def _start(self, engine: Engine, depth: int) -> None:
         """Seats the requests, far enough from their ends, and runs what is not measured."""
         engine.reset()
         room = min(self.workload.context // 2, (depth + 1) * (WARMUP + BLOCKS * ROUNDS + 1))
+        length = self.workload.context - room
         for seed in range(self.workload.batch):
-            place_history(engine, self.workload.context - room, max_new_tokens=room, seed=seed)
+            if self.prompts is None:
+                place_history(engine, length, max_new_tokens=room, seed=seed)
+            else:
+                engine.submit(self.prompts[seed][-length:], max_new_tokens=room)
+        while any(len(sequence.tokens) == sequence.prompt_length for sequence in engine._unfinished()):
+            engine.step()
         for _ in range(WARMUP):
             if self._left(engine) > depth + 1:
                 engine.step()
 
-    def _verifications(self, engine: Engine, depth: int, rounds: int) -> float:
-        """Of all requests together, in a second."""
-        seconds, verified = 0.0, 0
-        for _ in range(rounds):
+    def _tokens_per_second(self, engine: Engine, depth: int) -> float:
+        """Of all requests together, in one block of rounds."""
+        seconds, generated, verified = 0.0, 0, 0
+        for _ in range(ROUNDS):
             if self._left(engine) <= depth + 1:
                 self._start(engine, depth)
-            before, start = engine.metrics().num_verify_rounds, self.clock()
+            before, start = engine.metrics(), self.clock()
             engine.step()
             seconds += self.clock() - start
-            verified += engine.metrics().num_verify_rounds - before
-        return verified / seconds
+            after = engine.metrics()
+            generated += after.generated_tokens - before.generated_tokens
+            verified += after.num_verify_rounds - before.num_verify_rounds
+        if self.prompts is not None:
+            return generated / seconds
+        return verified * expected_tokens(self.workload.acceptance, depth) / seconds
 
     def _left(self, engine: Engine) -> int:
         """Tokens to the end of the request that is nearest to its own; 0 if one has ended."""
         running = engine._scheduler.running
         left = [sequence.limit - len(sequence.tokens) for sequence in running]
         return min(left) if len(left) == self.workload.batch else 0
+
+
+def chance_of_acceptance(metrics: Metrics, depth: int) -> float | None:
+    """The chance that a candidate is right if those before it are, of rounds with so many candidates at most; None if
+    there were none."""
+    whole = metrics.accepted_per_position[depth - 1] if len(metrics.accepted_per_position) >= depth else 0
+    judged = metrics.num_accepted_tokens + metrics.num_verify_rounds - whole
+    return metrics.num_accepted_tokens / judged if metrics.num_draft_tokens and judged else None

@@ -14,7 +14,10 @@ from specstream.graph import ModelSpec, PlannableModel
 from specstream.memory import resolve_max_model_len
 from specstream.options import Options, parse_size
 from specstream.profile_cache import cache_folder, environment, write_whole
-from specstream.tuned_settings import BRANCHES, Drafting, TunedSettings, open_settings
+from specstream.tuned_settings import BRANCHES, WINDOW, Drafting, TunedSettings, open_settings
+
+UNSET = {BRANCHES: 0, WINDOW: None}
+"""Values that options do not have."""
 
 
 def tuned_file(options: Options, target: PlannableModel, draft: PlannableModel | None) -> Path:
@@ -83,12 +86,13 @@ def _checked(values: Any) -> TunedSettings:
     settings = TunedSettings(**values)
     for field in fields(TunedSettings):
         value = getattr(settings, field.name)
-        if field.name == BRANCHES and value == 0:
+        if field.name in UNSET and value is UNSET[field.name]:
             continue
         try:
             if value not in get_args(Drafting) if field.name == "drafting" else not isinstance(value, int):
                 raise ValueError(f"{field.name} is {value!r}")
-            Options(**{"max_num_seqs": 2, field.name: value})
+            options: dict[str, Any] = {"max_num_seqs": 2, "drafting": "lookahead"} | {field.name: value}
+            Options(**options)
         except InvalidOption as error:
             raise ValueError(str(error)) from error
     return settings

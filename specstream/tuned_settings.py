@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -19,6 +19,8 @@ CHUNKS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 MORE_DEPTHS = (*DEPTHS, 24, 32)
 BRANCHES, MORE_BRANCHES = "lookahead_branches", (8, 16, 32, 64, 128)
 """That a draft step serves at a time."""
+WINDOW, MORE_WINDOWS = "draft_window", (8192, 4096, 2048, 1024, 512, 256, 128, 64)
+"""Tokens."""
 OF_TARGET = ("chunk_tokens", "group_chunks", "staging_slots")
 """Settings that there are without a draft too."""
 Drafting = Literal["sequential", "cohorts", "lookahead", "off"]
@@ -35,6 +37,8 @@ class TunedSettings:
     drafting: Drafting
     lookahead_branches: int = 0
     """0 with another policy."""
+    draft_window: int | None = None
+    """None: the draft keeps all."""
 
     @classmethod
     def chosen(cls, options: Options, planning: Planning) -> TunedSettings:
@@ -53,6 +57,7 @@ class TunedSettings:
             settled.most_candidates,
             drafting,
             planning.fan_out(settled).branches if drafting == "lookahead" else 0,
+            planning.window(settled).window,
         )
 
     def given_to(self, options: Options) -> Options:
@@ -61,13 +66,22 @@ class TunedSettings:
 
     def _open(self, options: Options) -> dict[str, Any]:
         """Those that are left to be chosen."""
-        return {name: getattr(self, name) or "auto" for name in open_settings(options)}
+        settings = {name: getattr(self, name) for name in open_settings(options)}
+        if settings.get(BRANCHES) == 0:
+            settings[BRANCHES] = "auto"
+        return settings
+
+    @property
+    def words(self) -> dict[str, int | str]:
+        """For whom a value has to be a number or a word."""
+        return {name: "all" if value is None else value for name, value in asdict(self).items()}
 
     def __str__(self) -> str:
         drafts = "" if self.drafting == "off" else f", {self.num_speculative_tokens} candidates, {self.drafting}"
         branches = f", {self.lookahead_branches} branches" if self.lookahead_branches else ""
         sizes = f"chunks of {self.chunk_tokens}, {self.group_chunks} a group, {self.staging_slots} slots"
-        return sizes + drafts + branches
+        window = f", a window of {self.draft_window}" if self.draft_window is not None else ""
+        return sizes + drafts + branches + window
 
 
 def open_settings(options: Options) -> list[str]:
@@ -76,21 +90,24 @@ def open_settings(options: Options) -> list[str]:
     return [name for name in names if name != BRANCHES or options.drafting in ("auto", "lookahead")]
 
 
-def changes(options: Options, planning: Planning) -> dict[str, Callable[[TunedSettings], Sequence[TunedSettings]]]:
+def changes(
+    options: Options, planning: Planning, *, texts: bool = False
+) -> dict[str, Callable[[TunedSettings], Sequence[TunedSettings]]]:
     """For each setting that is open, what settings become with other values of it; those that do not fit are left out.
-    Where nothing streams there is nothing to say about how it does.
-
-    Groups of other chunks have as many tokens; a number of candidates or a policy brings its own ring, if that is open.
+    Where nothing streams there is nothing to say about how it does, nor without texts about windows. Groups of other
+    chunks have as many tokens; a number of candidates or a policy brings its own ring, if that is open.
     """
     names = open_settings(options)
     if planning.draft is None:
         names = [name for name in names if name in OF_TARGET]
     if planning.memory(planning.settled(options)).all_resident:
         names = [name for name in names if name not in OF_TARGET]
+    if not texts:
+        names = [name for name in names if name != WINDOW]
     return {name: partial(_changed, name, options, planning) for name in ORDER if name in names}
 
 
-ORDER = ("drafting", "num_speculative_tokens", "lookahead_branches", "chunk_tokens", "group_chunks", "staging_slots")
+ORDER = ("drafting", "num_speculative_tokens", WINDOW, BRANCHES, "chunk_tokens", "group_chunks", "staging_slots")
 BRING_A_RING = ("drafting", "num_speculative_tokens")
 
 
@@ -111,13 +128,16 @@ def _changed(name: str, options: Options, planning: Planning, now: TunedSettings
     return [settings for settings in dict.fromkeys(found) if settings != now]
 
 
-def _values(name: str, options: Options, planning: Planning, now: TunedSettings) -> Sequence[int | str]:
+def _values(name: str, options: Options, planning: Planning, now: TunedSettings) -> Sequence[int | str | None]:
     if name == "drafting":
         if planning.profile.device_memory_bytes is None:  # drafts do not run beside the target there
             return ["sequential"]
         return [*(["cohorts"] if options.max_num_seqs > 1 else []), "sequential", "lookahead"]
     if name == "num_speculative_tokens":
         return MORE_DEPTHS
+    if name == WINDOW:
+        shorter = [window for window in MORE_WINDOWS if window < resolve_max_model_len(options, planning.target.spec)]
+        return shorter if planning.draft is planning.target else [*shorter, None]
     if name == BRANCHES:
         return MORE_BRANCHES if now.drafting == "lookahead" else ()
     if name == "chunk_tokens":

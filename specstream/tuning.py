@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,7 @@ from specstream.settings_search import Search, best_of
 from specstream.speculate import ASSUMED_ACCEPTANCE
 from specstream.trial import Stopwatch, Trial
 from specstream.tuned_cache import store_tuned, stored_tuned, tuned_file
-from specstream.tuned_settings import OF_TARGET, TunedSettings, changes, open_settings
+from specstream.tuned_settings import OF_TARGET, WINDOW, TunedSettings, changes, open_settings
 from specstream.workload import Workload
 
 if TYPE_CHECKING:
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from specstream.traces.hparams import HParamsLog
 
 MOST_TRIALS, MOST_SECONDS = 12, 90.0
+NEW_TOKENS = 1024
+"""More than a trial decodes of a prompt."""
 Told = Callable[[Trial], None]
 
 
@@ -42,6 +44,7 @@ class Tuning:
     """What was measured, and which settings the engine goes on with."""
 
     workload: Workload
+    """With texts, their acceptance is that of the first trial."""
     trials: tuple[Trial, ...]
     """In the order in which they were measured; the first one, and the last if others were faster, have what the engine
     would choose untuned."""
@@ -68,6 +71,7 @@ def tune(
     context: int | None = None,
     batch: int | None = None,
     acceptance: float = ASSUMED_ACCEPTANCE,
+    prompts: Sequence[Sequence[int]] | None = None,
     seconds: float = MOST_SECONDS,
     most_trials: int = MOST_TRIALS,
     logdir: str | Path | None = None,
@@ -84,6 +88,10 @@ def tune(
     Args:
         context, batch: tokens of each request and requests; None: max_model_len and max_num_seqs.
         acceptance: the chance that a candidate is right if those before it are.
+        prompts: token ids of texts like those to come, one for each request. Trials decode them greedily, so that
+            acceptance is theirs, which also decides on a draft_window of "auto"; what is decoded follows the last
+            tokens of those that are too long. `context` is then by itself what the longest needs. None: histories are
+            random, and acceptance is made up.
         seconds: no trial begins, but for the first, that may end later.
         most_trials: how many there are, at most.
         logdir: where trials are written for TensorBoard's HParams; None: nowhere.
@@ -99,15 +107,17 @@ def tune(
             leaves it closed.
     """
     parts = engine.parts
+    if prompts is not None:
+        context, batch = _sizes(engine, prompts, context, batch)
     workload = Workload.of(engine.options, engine.memory, context, batch, acceptance)
-    _check(engine, seconds, most_trials, told)
+    _check(engine, seconds, most_trials, told, texts=prompts is not None)
     log = None if logdir is None else _log(logdir)
     trials = list[Trial]()
 
     def note(trial: Trial) -> None:
         trials.append(trial)
         if log is not None:
-            log.add(asdict(trial.settings), trial.figures)
+            log.add(trial.settings.words, trial.figures)
         if told is not None:
             told(trial)
 
@@ -115,7 +125,7 @@ def tune(
         parts.close()  # each trial has the memory for itself
         give_memory_back()
         with engine.calling_out():
-            measure_trials(parts, workload, seconds, most_trials, note)
+            measure_trials(parts, workload, prompts, seconds, most_trials, note)
     finally:  # an interrupt leaves what was measured before it
         best = best_trial(trials)
         known = None if best is None else stored_tuned(parts.requested, parts.target, parts.draft)
@@ -123,11 +133,18 @@ def tune(
             best = None  # nobody knows whether it is better than what is stored
         file = None if best is None else _stored(best, parts)
         engine.use_anew(None if best is None else best.settings)
+    if (measured := trials[0].acceptance) is not None:
+        workload = replace(workload, acceptance=measured)
     return Tuning(workload, tuple(trials), best, file)
 
 
 def measure_trials(
-    parts: EngineParts, workload: Workload, seconds: float, most_trials: int, note: Callable[[Trial], None]
+    parts: EngineParts,
+    workload: Workload,
+    prompts: Sequence[Sequence[int]] | None,
+    seconds: float,
+    most_trials: int,
+    note: Callable[[Trial], None],
 ) -> None:
     """Measures settings until no change of one helps, or the time is up; `note` is called after each trial.
 
@@ -136,26 +153,28 @@ def measure_trials(
     """
     started, longest, requested = time.monotonic(), 0.0, parts.requested
     planning = planning_of(requested, parts.target, parts.draft)
-    stopwatch = Stopwatch(requested, parts.target, parts.draft, workload, parts.streams)
-    count = 0
+    stopwatch = Stopwatch(requested, parts.target, parts.draft, workload, parts.streams, prompts=prompts)
+    count, accepted = 0, workload.acceptance
 
     def predict(settings: TunedSettings) -> float | None:
         with suppress(OutOfBudget):
-            return predicted_rate(settings.given_to(requested), planning, workload)
+            return predicted_rate(settings.given_to(requested), planning, replace(workload, acceptance=accepted))
         return None
 
     def measure(settings: TunedSettings, best: float) -> float | None:
-        nonlocal count, longest
+        nonlocal accepted, count, longest
         begun, rate, error = time.monotonic(), None, ""
         try:
             rate = stopwatch.rate(settings, best)
         except Exception as failure:  # memory above all; the other settings are measured
             error = shortened(str(failure)) or type(failure).__name__
         give_memory_back()
+        if count == 0:
+            accepted = stopwatch.acceptance or accepted
         count += 1
         took = time.monotonic() - begun
         longest = max(longest, took)
-        note(Trial(settings, predict(settings), rate, took, error))
+        note(Trial(settings, predict(settings), rate, took, error, stopwatch.acceptance))
         return rate
 
     def may_go_on(last: bool = False) -> bool:
@@ -164,7 +183,7 @@ def measure_trials(
 
     start, known = TunedSettings.chosen(requested, planning), stored_tuned(requested, parts.target, parts.draft)
     search = Search(predict, measure, may_go_on)
-    search.run([start] if known is None else [start, known], changes(requested, planning))
+    search.run([start] if known is None else [start, known], changes(requested, planning, texts=prompts is not None))
     if search.best not in (None, start) and may_go_on(last=True):
         measure(start, 0.0)  # once more: whatever a process does for the first time fell on its first trial
 
@@ -204,7 +223,7 @@ def best_trial(trials: list[Trial]) -> Trial | None:
     return None if best is None else fastest[best]
 
 
-def _check(engine: Engine, seconds: Any, most_trials: Any, told: Any) -> None:
+def _check(engine: Engine, seconds: Any, most_trials: Any, told: Any, *, texts: bool) -> None:
     """Raises InvalidOption for what cannot be tuned, or not now."""
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
         raise InvalidOption("seconds", seconds, "a positive number")
@@ -217,11 +236,32 @@ def _check(engine: Engine, seconds: Any, most_trials: Any, told: Any) -> None:
         raise InvalidOption("tune", f"{unfinished} requests that wait or run", "an engine without requests", way_out)
     if engine.recorder is not None:
         raise InvalidOption("tune", "an engine that is traced", "one that is not", "Leave the trace first.")
-    names = [field.name for field in fields(TunedSettings)]
-    drafts = engine.parts.draft is not None
-    if not [name for name in open_settings(engine.parts.requested) if drafts or name in OF_TARGET]:
-        allowed = f'at least one of {", ".join(names if drafts else OF_TARGET)} left at "auto"'
+    names: tuple[str, ...] = OF_TARGET
+    if engine.parts.draft is not None:
+        names = tuple(field.name for field in fields(TunedSettings) if texts or field.name != WINDOW)
+    if not set(names) & set(open_settings(engine.parts.requested)):
+        allowed = f'at least one of {", ".join(names)} left at "auto"'
         raise InvalidOption("tune", "an engine whose settings are all given", allowed, "Compile without some of them.")
+
+
+def _sizes(engine: Engine, prompts: Sequence[Sequence[int]], context: int | None, batch: int | None) -> tuple[int, int]:
+    """Tokens of a request and how many there are, for these prompts.
+
+    Raises:
+        InvalidOption: prompts that requests cannot have, or another number of them.
+    """
+    allowed = "a list of prompts, each a list of token ids"
+    if not isinstance(prompts, list | tuple) or not prompts or batch not in (None, len(prompts)):
+        wanted = "" if batch is None else f"; as many as batch={batch}"
+        found = f"{len(prompts)} of them" if isinstance(prompts, list | tuple) else type(prompts).__name__
+        raise InvalidOption("prompts", found, allowed + wanted)
+    longest = engine.memory.max_model_len
+    for prompt in prompts:
+        if not isinstance(prompt, list | tuple):
+            raise InvalidOption("prompts", f"a {type(prompt).__name__} among them", allowed)
+        engine.make_request(prompt[-longest + 1 :], [], max_new_tokens=1)
+    needed = max(map(len, prompts)) + NEW_TOKENS
+    return min(needed, longest) if context is None else context, len(prompts)
 
 
 def _log(logdir: str | Path) -> HParamsLog:

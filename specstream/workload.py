@@ -54,4 +54,4 @@ class Workload:
         return cls(found["context"], found["batch"], float(acceptance))
 
     def __str__(self) -> str:
-        return f"{self.batch} x {self.context} tokens, acceptance {self.acceptance:g}"
+        return f"{self.batch} x {self.context} tokens, acceptance {self.acceptance:.3g}"

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from specstream import cli
+from specstream.models.tiny import DRAFT, TARGET, TEXT
 from specstream.trial import Stopwatch
 from specstream.tuned_settings import TunedSettings
 
@@ -29,6 +30,18 @@ def test_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     for row in (" 1  ", " 2  ", "best  ", "than untuned  ", "kept in  "):
         assert f"\n{row}" in shown
     assert "candidates" in shown
+
+
+def test_texts_decide_on_the_window(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = ["--draft-window", "auto", "--text", str(TEXT / "persuasion.txt"), "--json", str(tmp_path / "found.json")]
+    pair = ["tune", "--target", str(TARGET), "--draft", str(DRAFT), "--context", "256", "--device", "cpu"]
+    assert cli.main([*pair, "--trials", "2", "--gpu-kv-budget", "min", *text]) == 0
+    figures = json.loads((tmp_path / "found.json").read_text())
+    first, second = figures["trials"]
+    assert figures["workload"]["acceptance"] == first["acceptance"] > 0.3
+    assert first["settings"]["draft_window"] is None
+    assert second["settings"]["draft_window"] == 128, "the largest that leaves anything out"
+    assert "a window of 128, acceptance 0." in " ".join(capsys.readouterr().out.split())
 
 
 def test_figures_and_trials(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -53,6 +66,8 @@ def test_figures_and_trials(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         (["--trace", "/dev/null/log"], "--trace /dev/null/log: it has to be a folder"),
         (["--context", "8"], "--context: got 8; allowed: at least 16"),
         (["--gpu-kv-budget", "min"], "--batch: got 2; allowed: at most 1"),
+        (["--text", "/nowhere.txt"], "--text: /nowhere.txt is no file"),
+        (["--text", __file__], "--text needs the target's tokenizer, and tiny is no folder"),
         (["--gpu-kv-budget", "min", "--host-kv-budget", "1KiB"], "a request of --context 256 tokens needs"),
     ],
     ids=str,

@@ -293,7 +293,7 @@ def test_options_that_are_refused() -> None:
         ("chunk_tokens", 1.5, 'an integer from 1 to 1048576 or "auto"'),
         ("max_num_seqs", 0, "an integer from 1 to 4096"),
         ("staging_slots", -1, 'an integer from 1 to 1024 or "auto"'),
-        ("draft_window", 0, "a positive integer or None (keep everything)"),
+        ("draft_window", 0, 'a positive integer, "auto", or None (keep everything)'),
         ("draft_sink", -1, "an integer from 0"),
         ("gpu_kv_budget", "4 GiBs", 'a positive number of bytes or text such as "4GiB", or "auto" or "min"'),
         ("host_kv_budget", 0, 'a positive number of bytes or text such as "4GiB", or "auto"'),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,16 @@ def test_they_are_found_again() -> None:
     store()
     assert found() == TUNED
     assert found(Options(max_model_len=512, num_speculative_tokens="auto", debug=True)) == TUNED
+
+
+def test_settings_of_lookahead_and_windows_are_found_again() -> None:
+    options = Options(max_model_len=512, num_speculative_tokens="auto", draft_window="auto")
+    for settings in (replace(TUNED, drafting="lookahead", lookahead_branches=8), replace(TUNED, draft_window=128)):
+        store_tuned(settings, 1.0, MODEL.spec, tuned_file(options, MODEL, OTHER))
+        assert found(options) == settings
+        asked = settings.given_to(options)
+        assert asked.lookahead_branches == (settings.lookahead_branches or "auto")
+        assert asked.draft_window == settings.draft_window
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,9 @@ def settings_of(engine: Engine) -> TunedSettings:
     sizes = memory.layout.chunk_tokens, memory.chunks_per_group, memory.staging_slots
     drafting, branches = engine.options.drafting, engine.options.lookahead_branches
     assert drafting != "auto"
-    return TunedSettings(*sizes, engine.options.most_candidates, drafting, 0 if branches == "auto" else branches)
+    drafter = engine.parts.speculator.drafter
+    window, branches = None if drafter is None else drafter.window.window, 0 if branches == "auto" else branches
+    return TunedSettings(*sizes, engine.options.most_candidates, drafting, branches, window)
 
 
 def test_the_engine_goes_on_with_the_best_and_others_like_it_begin_with_it(engine: Engine) -> None:
@@ -130,6 +132,63 @@ def test_the_first_trial_is_what_would_be_chosen_untuned(engine: Engine) -> None
     assert again[0].settings == untuned
     if best.settings != untuned:
         assert again[1].settings == best.settings
+
+
+def test_texts_are_decoded_for_real_and_decide_on_the_window() -> None:
+    prompts = [list(prompt(150 + 20 * seed, seed)) for seed in range(2)]
+    options = OPEN | {"draft_window": "auto"}
+    with new_engine(**options) as engine:
+        assert engine.memory.draft_kv == draft_kv_of(None)
+        before = tokens(engine)
+        trials = engine.tune(prompts=prompts, most_trials=8).trials
+        assert tokens(engine) == before
+        found = engine.parts.speculator.drafter
+        best = best_trial(list(trials))
+        assert best is not None
+        assert found is not None
+        assert found.window.window == best.settings.draft_window
+    assert all(trial.acceptance is not None and 0 <= trial.acceptance <= 1 for trial in trials)
+    assert trials[0].settings.draft_window is None, "as untuned"
+    assert len({trial.settings.draft_window for trial in trials}) > 1
+    with new_engine(**options) as other:
+        assert settings_of(other) == best.settings
+
+
+def draft_kv_of(window: int | None) -> int:
+    with new_engine(**OPEN | {"draft_window": window}) as engine:
+        return engine.memory.draft_kv
+
+
+def test_the_rate_of_texts_is_what_they_gain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a second a round, and a draft that is the target: every candidate is right."""
+    target = captured(model("qwen3"))
+    options = Options(**SMALL | {"num_speculative_tokens": 3, "drafting": "sequential"})
+    prompts = [list(prompt(60)), list(prompt(90, 1))]
+    seconds = iter(range(10_000))
+    workload, draft = Workload(256, 2, 0.5), captured(model("qwen3"))
+    stopwatch = Stopwatch(options, target, draft, workload, clock=lambda: next(seconds), prompts=prompts)
+    settings = TunedSettings(16, 2, 2, 3, "sequential")
+    assert stopwatch.rate(settings, 0.0) == 2 * 4
+    assert stopwatch.acceptance == 1.0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"prompts": []}, "prompts: got '0 of them'; allowed: a list of prompts, each a list of token ids."),
+        ({"prompts": "a text"}, "prompts: got 'str'; allowed: a list of prompts, each a list of token ids."),
+        ({"prompts": ["a"]}, "prompts: got 'a str among them'; allowed: a list of prompts, each a list of token ids."),
+        ({"prompts": [[1]], "batch": 2}, "a list of prompts, each a list of token ids; as many as batch=2."),
+        ({"prompts": [[1], [2], [3]]}, "batch: got 3; allowed: an integer from 1 to 2, the engine's max_num_seqs"),
+        ({"prompts": [[1], [10_000]]}, "10000"),
+    ],
+    ids=str,
+)
+def test_prompts_that_cannot_be_had(engine: Engine, arguments: dict[str, Any], text: str) -> None:
+    with pytest.raises(InvalidOption) as refused:
+        engine.tune(**arguments)
+    assert text in str(refused.value)
+    assert tokens(engine), "it is as usable as before"
 
 
 def test_branches_are_chosen_with_lookahead_alone() -> None:
