@@ -50,7 +50,7 @@ class PlaceDraft:
                 reads=(*known, KV, candidates),
                 writes=(KV, candidates),
                 step=step,
-                memory_bytes=self.draft.read_bytes,
-                flops=self.draft.flops_of_row * len(spec.seats),  # a cohort drafted for beside is as large
+                memory_bytes=self.draft.bytes_of(len(spec.seats)),  # a cohort drafted for beside is as large
+                flops=self.draft.flops_of_row * len(spec.seats),
                 launches=self.draft.launches,
             )

@@ -6,7 +6,7 @@ import argparse
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from specstream.models.load import load_model
 from specstream.models.presets import PRESETS, dummy_model, preset_config
 from specstream.models.rope import max_positions, transformers_parts
 from specstream.options import Options
+from specstream.planning import kv_seen, window_of
 from specstream.profiles import device_profile
 from specstream.round_work import NO_DRAFT, DraftWork
 
@@ -156,7 +157,8 @@ def memory_options(
     slots = plan.staging_slots
     fill = Fill(plan.layout.block_bytes, plan.chunks_per_group, plan.layout.chunks_of(plan.max_model_len))
     if free is not None and resident < 1 and settings.staging_slots == "auto":
-        idle = idle_bytes(settings, device_profile(device), draft.draft_work if draft else NO_DRAFT)
+        work = NO_DRAFT if draft is None else _draft_work(draft, settings, plan.max_model_len, target)
+        idle = idle_bytes(settings, device_profile(device), work)
         slots = longer_ring(spec.num_layers, slots, fill, idle, UNLIMITED)
     requests = _device_chunks(plan, resident) * plan.layout.chunk_bytes * options["max_num_seqs"]
     return options | {
@@ -189,6 +191,11 @@ def _device_chunks(plan: MemoryPlan, resident: float) -> int:
     """Chunks on the device for each request: the resident ones and, unless those are all, a tail."""
     total = plan.layout.chunks_of(plan.max_model_len)
     return min(total, int(resident * total) + plan.tail_slots)
+
+
+def _draft_work(draft: BenchModel, options: Options, longest: int, target: BenchModel) -> DraftWork:
+    window = window_of(options, longest, itself=draft.module is target.module)
+    return replace(draft.draft_work, kv_bytes=kv_seen(_kv_spec(draft), window))
 
 
 def _kv_spec(model: BenchModel) -> ModelSpec:

@@ -36,6 +36,11 @@ class DraftWindow:
             return self.capacity
         return min(self.capacity, self.sink + self.window + FEED_TOKENS)
 
+    @property
+    def seen(self) -> int:
+        """Tokens that a position sees, at most."""
+        return self.capacity if self.window is None else min(self.capacity, self.sink + self.window)
+
     def slots(self, positions: Tensor) -> Tensor:
         """Where positions are stored."""
         if self.storage == self.capacity:

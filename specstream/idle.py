@@ -13,7 +13,8 @@ HOST_GAP_US = 500
 
 def idle_bytes(options: Options, profile: DeviceProfile, draft: DraftWork) -> int:
     """What the link can bring meanwhile, if there is room for it."""
-    step = Task("draft", TaskKind.DRAFT, memory_bytes=draft.read_bytes, launches=draft.launches)
+    read = draft.bytes_of(options.max_num_seqs)
+    step = Task("draft", TaskKind.DRAFT, memory_bytes=read, launches=draft.launches)
     after_acceptance = draft.layers and options.drafting in ("auto", "sequential")
     steps = options.most_candidates if after_acceptance else 0
     return int((HOST_GAP_US + steps * profile.cost_us(step)) * profile.host_to_device_bytes_per_us)

@@ -42,12 +42,12 @@ class Planning:
         usual, branches = ITSELF if self.draft is self.target else SECOND_MODEL, options.lookahead_branches
         return usual if branches == "auto" else replace(usual, branches=branches)
 
-    @property
-    def draft_work(self) -> DraftWork:
+    def draft_work(self, options: Options) -> DraftWork:
         """One draft step."""
         if self.draft is None:
             return NO_DRAFT
-        return DraftWork(self.draft.read_bytes, self.draft.spec.num_layers, self.draft.spec.dtype.itemsize)
+        spec, kv = self.draft.spec, kv_seen(self.draft.spec, self.window(options))
+        return DraftWork(self.draft.read_bytes, spec.num_layers, spec.dtype.itemsize, kv)
 
     @property
     def draft_weights(self) -> int:
@@ -56,10 +56,7 @@ class Planning:
 
     def window(self, options: Options) -> DraftWindow:
         longest = resolve_max_model_len(options, self.target.spec)
-        window = options.draft_window
-        if window == "auto":
-            window = SELF_WINDOW if self.draft is self.target else None
-        return DraftWindow(longest, window, options.draft_sink)
+        return window_of(options, longest, itself=self.draft is self.target)
 
     def draft_kv(self, options: Options) -> int:
         """Bytes of the drafter's KV."""
@@ -87,7 +84,7 @@ class Planning:
             OutOfBudget: memory that does not suffice.
         """
         memory = self.memory(options)
-        return memory, Planner(self.target, self.profile, self.draft_work, options.most_candidates + 1)
+        return memory, Planner(self.target, self.profile, self.draft_work(options), options.most_candidates + 1)
 
     def memory(self, options: Options) -> MemoryPlan:
         """As `planned`."""
@@ -100,7 +97,7 @@ class Planning:
             drawn_from=self.drawn_from(options),
             free_host=self.free_host,
             free_device=self.free_device,
-            idle_bytes=idle_bytes(options, self.profile, self.draft_work),
+            idle_bytes=idle_bytes(options, self.profile, self.draft_work(options)),
         )
 
     def settled(self, options: Options) -> Options:
@@ -115,6 +112,19 @@ class Planning:
         if options.drafting == "auto" and self.draft is not None:
             options = replace(options, drafting=choose_drafting(options, self.planned))
         return options
+
+
+def window_of(options: Options, longest: int, *, itself: bool) -> DraftWindow:
+    """What a draft of requests of up to `longest` tokens sees, which may be the target itself."""
+    window = options.draft_window
+    if window == "auto":
+        window = SELF_WINDOW if itself else None
+    return DraftWindow(longest, window, options.draft_sink)
+
+
+def kv_seen(draft: ModelSpec, window: DraftWindow) -> int:
+    """Bytes of a request's KV that a draft step reads, at most."""
+    return window.seen * draft.num_layers * draft.kv_bytes_per_token_layer
 
 
 def draft_kv_bytes(

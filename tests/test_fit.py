@@ -160,7 +160,7 @@ def test_a_budget_is_advised_where_the_automatic_one_is_too_small() -> None:
         "batch": 8,
         "device": "h100",
         "draft_window": None,
-        "fit_gpu": "75GiB",
+        "fit_gpu": "80GiB",
     }
     report = long(**options)
     (advised,) = (text for text in report.advice if text.startswith("gpu_kv_budget"))

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
-from specstream.graph import Piece
+from specstream.graph import PartitionedModel, Piece
+from specstream.options import SELF_WINDOW, Options
 from specstream.passes.expand_fetches import ExpandFetches
 from specstream.passes.place_draft import PlaceDraft
+from specstream.planning import Planning
+from specstream.profiles import H200
 from specstream.round_graph import Task
 from specstream.round_spec import SeatSpec
 from specstream.round_work import NO_DRAFT, DraftWork, RoundWork
+from tests.architectures import build
+from tests.helpers import captured
 from tests.toy import round_spec, seat, toy_model
 
 PAIR = 2 * 2 * 4 * 5
@@ -65,6 +70,28 @@ def test_attention_counts_each_key_for_each_row_and_half_of_the_keys_of_the_rows
 def test_draft_steps_count_a_row_of_each_request() -> None:
     planned = tasks(seat(), seat(1), draft=DraftWork(100, 2))
     assert planned["draft/1"].flops == 2 * 50 * 2
+
+
+def test_a_draft_step_reads_weights_once_and_the_keys_of_each_request() -> None:
+    work = DraftWork(100, 2, kv_bytes=7)
+    for seats in ((seat(),), (seat(), seat(1))):
+        assert tasks(*seats, draft=work)["draft/0"].memory_bytes == 100 + 7 * len(seats)
+
+
+def test_keys_that_a_draft_reads_are_those_of_its_window() -> None:
+    target, draft = (
+        captured(build("qwen3", num_hidden_layers=layers, max_position_embeddings=4096)) for layers in (2, 1)
+    )
+    token = draft.spec.kv_bytes_per_token_layer
+
+    def read(drafter: PartitionedModel, window: int | Literal["auto"] | None) -> int:
+        options = Options(max_model_len=4096, draft_window=window)
+        return Planning(target, drafter, H200, 1 << 40).draft_work(options).kv_bytes
+
+    assert [read(draft, window) for window in (None, 100, 5000, "auto")] == [
+        seen * token for seen in (4096, 104, 4096, 4096)
+    ]
+    assert read(target, "auto") == (SELF_WINDOW + 4) * 2 * token
 
 
 def test_all_tasks_of_the_link_compute_nothing() -> None:
