@@ -19,7 +19,7 @@ CHUNKS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 MORE_DEPTHS = (*DEPTHS, 24, 32)
 BRANCHES, MORE_BRANCHES = "lookahead_branches", (8, 16, 32, 64, 128)
 """That a draft step serves at a time."""
-WINDOW, MORE_WINDOWS = "draft_window", (8192, 4096, 2048, 1024, 512, 256, 128, 64)
+WINDOW, MORE_WINDOWS = "draft_window", (64, 128, 256, 512, 1024, 2048, 4096, 8192)
 """Tokens."""
 OF_TARGET = ("chunk_tokens", "group_chunks", "staging_slots")
 """Settings that there are without a draft too."""
@@ -136,8 +136,7 @@ def _values(name: str, options: Options, planning: Planning, now: TunedSettings)
     if name == "num_speculative_tokens":
         return MORE_DEPTHS
     if name == WINDOW:
-        shorter = [window for window in MORE_WINDOWS if window < resolve_max_model_len(options, planning.target.spec)]
-        return shorter if planning.draft is planning.target else [*shorter, None]
+        return _next_windows(options, planning, now)
     if name == BRANCHES:
         return MORE_BRANCHES if now.drafting == "lookahead" else ()
     if name == "chunk_tokens":
@@ -148,3 +147,18 @@ def _values(name: str, options: Options, planning: Planning, now: TunedSettings)
         return [*(1 << power for power in range(most.bit_length())), most]
     layers = planning.target.spec.num_layers
     return sorted({2, 3, 4, 8, *(slots for slots in range(2, 19) if layers % slots == 0)})
+
+
+def _next_windows(options: Options, planning: Planning, now: TunedSettings) -> list[int | None]:
+    """The next smaller window and the next larger one: how often candidates are right with another is not predicted."""
+    longest = resolve_max_model_len(options, planning.target.spec)
+    ladder: list[int | None] = [window for window in MORE_WINDOWS if window < longest]
+    if planning.draft is not planning.target:
+        ladder.append(None)
+
+    def size(window: int | None) -> int:
+        return longest if window is None else window
+
+    smaller = [window for window in ladder if size(window) < size(now.draft_window)]
+    larger = [window for window in ladder if size(window) > size(now.draft_window)]
+    return smaller[-1:] + larger[:1]

@@ -154,6 +154,18 @@ def test_texts_are_decoded_for_real_and_decide_on_the_window() -> None:
         assert settings_of(other) == best.settings
 
 
+def test_the_next_windows_are_tried() -> None:
+    target, draft = captured(model("qwen3")), captured(near())
+    options = Options(**OPEN | {"draft_window": "auto"})
+    of_another = {None: {128}, 128: {64, None}, 64: {128}}
+    for drafter, others in ((draft, of_another), (target, {128: {64}, 64: {128}})):
+        planning = Planning(target, drafter, H200, 1 << 40)
+        untuned = TunedSettings.chosen(options, planning)
+        for window, found in others.items():
+            tried = changes(options, planning, texts=True)["draft_window"](replace(untuned, draft_window=window))
+            assert {each.draft_window for each in tried} == found
+
+
 def draft_kv_of(window: int | None) -> int:
     with new_engine(**OPEN | {"draft_window": window}) as engine:
         return engine.memory.draft_kv
