@@ -51,6 +51,6 @@ class PlaceDraft:
                 writes=(KV, candidates),
                 step=step,
                 memory_bytes=self.draft.bytes_of(len(spec.seats)),  # a cohort drafted for beside is as large
-                flops=self.draft.flops_of_row * len(spec.seats),
+                flops=self.draft.flops_of(len(spec.seats)),
                 launches=self.draft.launches,
             )

@@ -8,7 +8,14 @@ from typing import Any
 from specstream.cli import DTYPES, add_command, add_option_flags, add_trace_flag, positive
 
 MEMORY = ("chunk_tokens", "group_chunks", "staging_slots", "host_kv_budget")
-DRAFTING = ("drafting", "draft_window", "draft_sink", "synthetic_acceptance_rate", "synthetic_acceptance_length")
+DRAFTING = (
+    "drafting",
+    "lookahead_branches",
+    "draft_window",
+    "draft_sink",
+    "synthetic_acceptance_rate",
+    "synthetic_acceptance_length",
+)
 
 
 def add_bench(commands: Any) -> None:

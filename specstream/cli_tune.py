@@ -51,9 +51,8 @@ def add_tune(commands: Any) -> None:
     wanted.add_argument(
         "--acceptance",
         type=float,
-        default=0.8,
         metavar="P",
-        help="the chance that a candidate is right if those before it are (0.8)",
+        help="the chance that a candidate is right if those before it are (0.8); with --text it is measured",
     )
     wanted.add_argument(
         "--text",
@@ -106,18 +105,22 @@ def _run(given: argparse.Namespace) -> int:
 
 def _prompts(given: argparse.Namespace) -> list[list[int]]:
     """Parts of the text, one for each request, each as long as a request may be: what is decoded takes some of it."""
-    from transformers import AutoTokenizer
-
     from specstream.bench_text import text_prompts
+    from specstream.models.load import load_tokenizer
 
     if not given.text.is_file():
-        raise UsageError(f"--text: {given.text} is no file")
+        raise UsageError(f"--text: {given.text} is {'a folder' if given.text.is_dir() else 'no file'}")
+    if not Path(given.target).is_dir():
+        raise UsageError(f"--text needs the target's tokenizer, and {given.target} is no folder")
+    tokenizer = load_tokenizer(given.target)
+    if tokenizer is None or not tokenizer("a text").input_ids:
+        raise UsageError(f"--text needs the target's tokenizer, and the folder {given.target} has none")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(given.target)
-    except (OSError, ValueError, KeyError) as error:
-        reason = "is no folder" if not Path(given.target).is_dir() else f"has none that can be read ({error})"
-        raise UsageError(f"--text needs the target's tokenizer, and {given.target} {reason}") from error
-    return text_prompts(tokenizer, given.text, given.batch, given.context)
+        return text_prompts(tokenizer, given.text, given.batch, given.context)
+    except UsageError as error:
+        raise UsageError(f"--text: {error}; give a longer one, or a smaller --context") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"--text: {given.text} is no text in UTF-8: {error.reason} at byte {error.start}") from error
 
 
 def _so_far(engine: Engine, given: argparse.Namespace, trials: list[Trial]) -> Tuning:
@@ -126,7 +129,8 @@ def _so_far(engine: Engine, given: argparse.Namespace, trials: list[Trial]) -> T
     from specstream.tuning import Tuning, best_trial
     from specstream.workload import Workload
 
-    workload = Workload.of(engine.options, engine.memory, None, None, given.acceptance)
+    acceptance = trials[0].acceptance if given.acceptance is None else given.acceptance
+    workload = Workload.of(engine.options, engine.memory, None, None, acceptance)
     file = tuned_file(engine.parts.requested, engine.parts.target, engine.parts.draft)
     return Tuning(workload, tuple(trials), best_trial(trials), file if file.exists() else None)
 
@@ -172,6 +176,8 @@ def _report(tuning: Tuning, given: argparse.Namespace) -> None:
         rows["than untuned"] = "nothing else was tried: time or trials were up, or nothing else is promising"
     elif tuning.gain is not None:
         rows["than untuned"] = f"{tuning.gain:.2f} x as fast"
+    if given.text is None and getattr(given, "draft_window", None) == "auto":
+        rows["draft window"] = "not tuned: that takes a text (--text)"
     rows["kept in"] = "no file" if tuning.file is None else str(tuning.file)
     report(f"{given.target}, draft {given.draft}, {tuning.workload}", rows, figures(tuning), given.json)
 

@@ -151,7 +151,8 @@ class Options:
             allowed = '"auto", "sequential", "lookahead" or "off" with max_num_seqs=1'
             raise InvalidOption("drafting", "cohorts", allowed, "Requests take turns: allow two or more.")
         if self.drafting not in ("lookahead", "off") and self.lookahead_branches != "auto":
-            allowed, way_out = f'"auto" with drafting="{self.drafting}"', 'Leave it out, or set drafting="lookahead".'
+            allowed = f'"auto" with drafting="{self.drafting}"'
+            way_out = 'Leave it out, or set drafting="lookahead" for a draft.'
             raise InvalidOption("lookahead_branches", self.lookahead_branches, allowed, way_out)
         self._check_synthetic()
         if self.gpu_kv_budget not in ("auto", "min"):

@@ -47,7 +47,8 @@ class Planning:
         if self.draft is None:
             return NO_DRAFT
         spec, kv = self.draft.spec, kv_seen(self.draft.spec, self.window(options))
-        return DraftWork(self.draft.read_bytes, spec.num_layers, spec.dtype.itemsize, kv)
+        rows = branches_of(options, self.fan_out(options)).count
+        return DraftWork(self.draft.read_bytes, spec.num_layers, spec.dtype.itemsize, kv, rows)
 
     @property
     def draft_weights(self) -> int:

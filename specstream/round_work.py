@@ -28,14 +28,16 @@ class DraftWork:
     """Bytes of a weight."""
     kv_bytes: int = 0
     """Of keys and values that it reads of each request, at most."""
+    rows: int = 0
+    """That it computes, where these are more than one for each request."""
+
+    def flops_of(self, requests: int) -> int:
+        """Of so many requests."""
+        return 2 * (self.read_bytes // self.itemsize) * max(self.rows, requests)
 
     def bytes_of(self, requests: int) -> int:
         """That it reads."""
         return self.read_bytes + requests * self.kv_bytes
-
-    @property
-    def flops_of_row(self) -> int:
-        return 2 * (self.read_bytes // self.itemsize)
 
     @property
     def launches(self) -> int:

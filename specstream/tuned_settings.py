@@ -62,7 +62,7 @@ class TunedSettings:
 
     def given_to(self, options: Options) -> Options:
         """The options with these values where they say "auto"."""
-        return replace(options, **self._open(options))
+        return _with(options, self._open(options))
 
     def _open(self, options: Options) -> dict[str, Any]:
         """Those that are left to be chosen."""
@@ -88,6 +88,12 @@ def open_settings(options: Options) -> list[str]:
     """Which are left to be chosen."""
     names = [field.name for field in fields(TunedSettings) if getattr(options, field.name) == "auto"]
     return [name for name in names if name != BRANCHES or options.drafting in ("auto", "lookahead")]
+
+
+def _with(options: Options, settings: dict[str, Any]) -> Options:
+    if settings.get(WINDOW, "") is None:  # where nothing is left out there is no number of sinks
+        settings = settings | {"draft_sink": Options.draft_sink}
+    return replace(options, **settings)
 
 
 def changes(
@@ -124,7 +130,7 @@ def _changed(name: str, options: Options, planning: Planning, now: TunedSettings
         if name == "chunk_tokens" and "group_chunks" in names:
             settings["group_chunks"] = max(1, now.group_chunks * now.chunk_tokens // settings[name])
         with suppress(OutOfBudget):
-            found.append(TunedSettings.chosen(replace(options, **settings), planning))
+            found.append(TunedSettings.chosen(_with(options, settings), planning))
     return [settings for settings in dict.fromkeys(found) if settings != now]
 
 
@@ -138,7 +144,7 @@ def _values(name: str, options: Options, planning: Planning, now: TunedSettings)
     if name == WINDOW:
         return _next_windows(options, planning, now)
     if name == BRANCHES:
-        return MORE_BRANCHES if now.drafting == "lookahead" else ()
+        return _neighbours(MORE_BRANCHES, now.lookahead_branches) if now.drafting == "lookahead" else ()
     if name == "chunk_tokens":
         least = OWN_DEVICE_CHUNK if planning.free_device is not None else CHUNKS[0]
         return [chunk for chunk in CHUNKS if chunk >= least]
@@ -152,13 +158,13 @@ def _values(name: str, options: Options, planning: Planning, now: TunedSettings)
 def _next_windows(options: Options, planning: Planning, now: TunedSettings) -> list[int | None]:
     """The next smaller window and the next larger one: how often candidates are right with another is not predicted."""
     longest = resolve_max_model_len(options, planning.target.spec)
-    ladder: list[int | None] = [window for window in MORE_WINDOWS if window < longest]
+    windows = [window for window in MORE_WINDOWS if window < longest]
     if planning.draft is not planning.target:
-        ladder.append(None)
+        windows.append(longest)
+    now_seen = longest if now.draft_window is None else now.draft_window
+    return [None if window == longest else window for window in _neighbours(windows, now_seen)]
 
-    def size(window: int | None) -> int:
-        return longest if window is None else window
 
-    smaller = [window for window in ladder if size(window) < size(now.draft_window)]
-    larger = [window for window in ladder if size(window) > size(now.draft_window)]
-    return smaller[-1:] + larger[:1]
+def _neighbours(values: Sequence[int], now: int) -> list[int]:
+    """The next smaller one and the next larger one: for what is not predicted well enough to choose from all."""
+    return [value for value in values if value < now][-1:] + [value for value in values if value > now][:1]

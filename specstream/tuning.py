@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from datetime import datetime, timezone
@@ -23,7 +23,6 @@ from specstream.policy import period_us, turns, usual_round
 from specstream.profile_cache import WAY_OUT
 from specstream.rehearsal import rehearse
 from specstream.settings_search import Search, best_of
-from specstream.speculate import ASSUMED_ACCEPTANCE
 from specstream.trial import Stopwatch, Trial
 from specstream.tuned_cache import store_tuned, stored_tuned, tuned_file
 from specstream.tuned_settings import OF_TARGET, WINDOW, TunedSettings, changes, open_settings
@@ -70,7 +69,7 @@ def tune(
     *,
     context: int | None = None,
     batch: int | None = None,
-    acceptance: float = ASSUMED_ACCEPTANCE,
+    acceptance: float | None = None,
     prompts: Sequence[Sequence[int]] | None = None,
     seconds: float = MOST_SECONDS,
     most_trials: int = MOST_TRIALS,
@@ -87,11 +86,12 @@ def tune(
 
     Args:
         context, batch: tokens of each request and requests; None: max_model_len and max_num_seqs.
-        acceptance: the chance that a candidate is right if those before it are.
-        prompts: token ids of texts like those to come, one for each request. Trials decode them greedily, so that
-            acceptance is theirs, which also decides on a draft_window of "auto"; what is decoded follows the last
-            tokens of those that are too long. `context` is then by itself what the longest needs. None: histories are
-            random, and acceptance is made up.
+        acceptance: the chance that a candidate is right if those before it are; None: 0.8.
+        prompts: token ids of texts like those to come, one for each request, as lists, arrays or tensors. Trials decode
+            them greedily, so that acceptance is theirs, which also decides on a draft_window of "auto". Of a prompt
+            that leaves less room in `context` than a trial decodes only the last tokens count. `context` is then by
+            itself what the longest needs, as far as max_model_len goes. None: histories are random, and acceptance is
+            made up.
         seconds: no trial begins, but for the first, that may end later.
         most_trials: how many there are, at most.
         logdir: where trials are written for TensorBoard's HParams; None: nowhere.
@@ -108,6 +108,9 @@ def tune(
     """
     parts = engine.parts
     if prompts is not None:
+        if acceptance is not None:
+            raise InvalidOption("acceptance", acceptance, "None with prompts", "It is measured then; leave it out.")
+        prompts = _token_lists(prompts)
         context, batch = _sizes(engine, prompts, context, batch)
     workload = Workload.of(engine.options, engine.memory, context, batch, acceptance)
     _check(engine, seconds, most_trials, told, texts=prompts is not None)
@@ -244,21 +247,37 @@ def _check(engine: Engine, seconds: Any, most_trials: Any, told: Any, *, texts: 
         raise InvalidOption("tune", "an engine whose settings are all given", allowed, "Compile without some of them.")
 
 
+def _token_lists(prompts: Any) -> list[list[int]]:
+    """Prompts as lists, whether they are lists, tuples, arrays or tensors.
+
+    Raises:
+        InvalidOption: they are neither.
+    """
+    allowed = "a list of prompts, each a list of token ids"
+    found = prompts.tolist() if hasattr(prompts, "tolist") else prompts
+    if not isinstance(found, list | tuple) or not found:
+        way_out = "Give its input_ids." if isinstance(prompts, Mapping) else ""
+        given = "none" if isinstance(found, list | tuple) else f"a {type(prompts).__name__}"
+        raise InvalidOption("prompts", given, allowed, way_out)
+    lists = [each.tolist() if hasattr(each, "tolist") else each for each in found]
+    for each in lists:
+        if not isinstance(each, list | tuple):
+            way_out = "Put a single prompt into a list." if isinstance(each, int) else ""
+            raise InvalidOption("prompts", f"a {type(each).__name__} among them", allowed, way_out)
+    return [list(each) for each in lists]
+
+
 def _sizes(engine: Engine, prompts: Sequence[Sequence[int]], context: int | None, batch: int | None) -> tuple[int, int]:
     """Tokens of a request and how many there are, for these prompts.
 
     Raises:
         InvalidOption: prompts that requests cannot have, or another number of them.
     """
-    allowed = "a list of prompts, each a list of token ids"
-    if not isinstance(prompts, list | tuple) or not prompts or batch not in (None, len(prompts)):
-        wanted = "" if batch is None else f"; as many as batch={batch}"
-        found = f"{len(prompts)} of them" if isinstance(prompts, list | tuple) else type(prompts).__name__
-        raise InvalidOption("prompts", found, allowed + wanted)
-    longest = engine.memory.max_model_len
+    most, longest = engine.options.max_num_seqs, engine.memory.max_model_len
+    if len(prompts) > most or batch not in (None, len(prompts)):
+        wanted = f"at most {most}, the engine's max_num_seqs" if batch is None else f"as many as batch={batch}"
+        raise InvalidOption("prompts", f"{len(prompts)} prompts", wanted)
     for prompt in prompts:
-        if not isinstance(prompt, list | tuple):
-            raise InvalidOption("prompts", f"a {type(prompt).__name__} among them", allowed)
         engine.make_request(prompt[-longest + 1 :], [], max_new_tokens=1)
     needed = max(map(len, prompts)) + NEW_TOKENS
     return min(needed, longest) if context is None else context, len(prompts)

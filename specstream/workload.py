@@ -9,6 +9,7 @@ from specstream.errors import InvalidOption
 from specstream.memory import MemoryPlan
 from specstream.options import Options
 from specstream.rehearsal import rehearse
+from specstream.speculate import ASSUMED_ACCEPTANCE
 
 LEAST_CONTEXT = 16
 """Tokens: half of them are new, and there is to be a history."""
@@ -26,7 +27,7 @@ class Workload:
 
     @classmethod
     def of(cls, options: Options, memory: MemoryPlan, context: Any, batch: Any, acceptance: Any) -> Workload:
-        """As asked for; None: what an engine has room for.
+        """As asked for; None: what an engine has room for, and an acceptance that is assumed.
 
         Raises:
             InvalidOption: more than it has room for, or no such number.
@@ -47,6 +48,7 @@ class Workload:
         if running < found["batch"]:
             allowed = f"at most {running}: there is memory for no more of {found['context']} tokens at a time"
             raise InvalidOption("batch", found["batch"], allowed, "A larger gpu_kv_budget or host_kv_budget has room.")
+        acceptance = ASSUMED_ACCEPTANCE if acceptance is None else acceptance
         number = isinstance(acceptance, int | float) and not isinstance(acceptance, bool)
         if not number or not 0 <= acceptance <= 1:
             allowed = "a number from 0 to 1: the chance that a candidate is right if those before it are"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,26 @@ def test_texts_decide_on_the_window(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "a window of 128, acceptance 0." in " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (b"too short", " tokens is too short for a prompt of 256; give a longer one, or a smaller --context"),
+        (b"caf\xe9 " * 1000, "is no text in UTF-8: invalid continuation byte at byte 3"),
+        (None, "--text needs the target's tokenizer, and the folder "),
+    ],
+)
+def test_texts_that_cannot_be_had(
+    data: bytes | None, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target, file = tmp_path / "target", tmp_path / "text"
+    kept = () if data is not None else ("tokenizer*", "special*", "vocab*", "merges*")
+    shutil.copytree(TARGET, target, ignore=shutil.ignore_patterns(*kept))
+    file.write_bytes(b"a text" if data is None else data)
+    arguments = ["tune", "--target", str(target), "--context", "256", "--device", "cpu", "--text", str(file)]
+    assert cli.main(arguments) == cli.USAGE
+    assert text in capsys.readouterr().err
+
+
 def test_figures_and_trials(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     few = FEW[: FEW.index("--num-speculative-tokens")]
     assert cli.main([*few, "--json", "-", "--trace", str(tmp_path / "log")]) == 0
@@ -67,6 +88,7 @@ def test_figures_and_trials(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         (["--context", "8"], "--context: got 8; allowed: at least 16"),
         (["--gpu-kv-budget", "min"], "--batch: got 2; allowed: at most 1"),
         (["--text", "/nowhere.txt"], "--text: /nowhere.txt is no file"),
+        (["--text", "/"], "--text: / is a folder"),
         (["--text", __file__], "--text needs the target's tokenizer, and tiny is no folder"),
         (["--gpu-kv-budget", "min", "--host-kv-budget", "1KiB"], "a request of --context 256 tokens needs"),
     ],

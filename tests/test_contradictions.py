@@ -49,7 +49,8 @@ CONTRADICTIONS: list[tuple[Arguments, str]] = [
     ),
     (
         {"lookahead_branches": 8},
-        'lookahead_branches: got 8; allowed: "auto" with drafting="auto". Leave it out, or set drafting="lookahead".',
+        'lookahead_branches: got 8; allowed: "auto" with drafting="auto". '
+        'Leave it out, or set drafting="lookahead" for a draft.',
     ),
     (
         {"lookahead_branches": 0, "drafting": "lookahead"},

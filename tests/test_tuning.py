@@ -154,6 +154,23 @@ def test_texts_are_decoded_for_real_and_decide_on_the_window() -> None:
         assert settings_of(other) == best.settings
 
 
+def test_tensors_and_arrays_are_prompts_too(engine: Engine) -> None:
+    ids = torch.tensor([list(prompt(40)), list(prompt(40, 1))])
+    for prompts in (ids, ids.numpy(), list(ids), tuple(each.numpy() for each in ids)):
+        found = engine.tune(prompts=prompts, most_trials=1)
+        assert found.best is not None
+        assert found.workload.acceptance == found.best.acceptance
+
+
+def test_sinks_go_with_a_window_that_tuning_may_find_to_be_all() -> None:
+    """An engine that is compiled with both goes on without sinks where nothing is left out."""
+    options = OPEN | {"draft_window": "auto", "draft_sink": 8}
+    with new_engine(**options) as engine:
+        engine.tune(most_trials=1)
+    with new_engine(**options) as engine:
+        assert (engine.options.draft_window, engine.options.draft_sink) == (None, Options.draft_sink)
+
+
 def test_the_next_windows_are_tried() -> None:
     target, draft = captured(model("qwen3")), captured(near())
     options = Options(**OPEN | {"draft_window": "auto"})
@@ -187,11 +204,14 @@ def test_the_rate_of_texts_is_what_they_gain(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({"prompts": []}, "prompts: got '0 of them'; allowed: a list of prompts, each a list of token ids."),
-        ({"prompts": "a text"}, "prompts: got 'str'; allowed: a list of prompts, each a list of token ids."),
+        ({"prompts": []}, "prompts: got 'none'; allowed: a list of prompts, each a list of token ids."),
+        ({"prompts": "a text"}, "prompts: got 'a str'; allowed: a list of prompts, each a list of token ids."),
+        ({"prompts": {"input_ids": [[1]]}}, "each a list of token ids. Give its input_ids."),
         ({"prompts": ["a"]}, "prompts: got 'a str among them'; allowed: a list of prompts, each a list of token ids."),
-        ({"prompts": [[1]], "batch": 2}, "a list of prompts, each a list of token ids; as many as batch=2."),
-        ({"prompts": [[1], [2], [3]]}, "batch: got 3; allowed: an integer from 1 to 2, the engine's max_num_seqs"),
+        ({"prompts": torch.tensor([1, 2])}, "Put a single prompt into a list."),
+        ({"prompts": [[1]], "batch": 2}, "prompts: got '1 prompts'; allowed: as many as batch=2."),
+        ({"prompts": [[1], [2], [3]]}, "prompts: got '3 prompts'; allowed: at most 2, the engine's max_num_seqs."),
+        ({"prompts": [[1]], "acceptance": 0.5}, "allowed: None with prompts. It is measured"),
         ({"prompts": [[1], [10_000]]}, "10000"),
     ],
     ids=str,
@@ -215,12 +235,15 @@ def test_branches_are_chosen_with_lookahead_alone() -> None:
     (ahead,) = (each for each in other["drafting"](untuned) if each.drafting == "lookahead")
     assert ahead.lookahead_branches == SECOND_MODEL.branches
     assert ahead.given_to(options).lookahead_branches == SECOND_MODEL.branches
-    fewer = {each.lookahead_branches: each for each in other["lookahead_branches"](ahead)}
-    assert set(fewer) == {8, 16, 32, 128}
-    assert {replace(each, lookahead_branches=64) for each in fewer.values()} == {ahead}
-    assert all(not each.lookahead_branches for each in other["drafting"](fewer[8]))
-    assert {each.lookahead_branches for each in other["num_speculative_tokens"](fewer[8])} == {8}
-    rates = [predicted_rate(fewer[count].given_to(options), planning, Workload(256, 2, 0.8)) for count in (8, 32, 128)]
+    near_it = {each.lookahead_branches: each for each in other["lookahead_branches"](ahead)}
+    assert set(near_it) == {32, 128}
+    assert {replace(each, lookahead_branches=64) for each in near_it.values()} == {ahead}
+    few = replace(ahead, lookahead_branches=8)
+    assert [each.lookahead_branches for each in other["lookahead_branches"](few)] == [16]
+    assert all(not each.lookahead_branches for each in other["drafting"](few))
+    assert {each.lookahead_branches for each in other["num_speculative_tokens"](few)} == {8}
+    workload = Workload(256, 2, 0.8)
+    rates = [predicted_rate(each.given_to(options), planning, workload) for each in (few, near_it[32], near_it[128])]
     assert rates == sorted(rates)
     fixed = Options(**SMALL | {"drafting": "lookahead", "lookahead_branches": 5})
     assert "lookahead_branches" not in open_settings(fixed)
