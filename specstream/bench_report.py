@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,9 @@ from specstream.options import format_size
 from specstream.planner import Planner
 from specstream.round_plan import Lane
 from specstream.round_spec import RoundSpec
+
+UNFOLDED = 10_000
+"""Columns of what is not printed on a terminal: a path stays in one line."""
 
 
 class Progress:
@@ -61,7 +65,10 @@ def report(title: str, rows: dict[str, str], figures: dict[str, Any], file: str 
     table.add_column(overflow="fold")
     for name, value in rows.items():
         table.add_row(name, value)
-    Console(highlight=False, markup=False, soft_wrap=True).print(table)
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = UNFOLDED
+    console.print(table)
     if file is not None:
         Path(file).write_text(text + "\n", encoding="utf-8")
 

@@ -30,6 +30,7 @@ def test_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert shown.startswith("tiny, draft tiny, 2 x 256 tokens, acceptance 0.8\n")
     for row in (" 1  ", " 2  ", "best  ", "than untuned  ", "kept in  "):
         assert f"\n{row}" in shown
+    assert Path(shown.split("kept in")[1].split()[0]).is_file(), "in one line, where that is no terminal"
     assert "candidates" in shown
 
 
