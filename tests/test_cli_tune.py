@@ -22,9 +22,11 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for name in ("WARMUP", "BLOCKS", "ROUNDS"):
         monkeypatch.setattr(f"specstream.trial.{name}", 2)
+    monkeypatch.setattr("specstream.tuning.give_memory_back", lambda: None)  # which takes longer than such a trial
 
 
-def test_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
     assert cli.main(FEW) == 0
     shown = capsys.readouterr().out
     assert shown.startswith("tiny, draft tiny, 2 x 256 tokens, acceptance 0.8\n")

@@ -76,7 +76,7 @@ def test_branches_share_blocks(window: int | None) -> None:
     """Texts that cross blocks of 8 tokens: what is drafted ahead is what would be drafted after acceptance."""
     options: dict[str, Any] = {"num_speculative_tokens": 9, "draft_window": window, "max_num_seqs": 1}
     ahead, after = (
-        texts(engine_of(tiny(), near(), kernels=True, **options | policy), PROMPTS[:1], max_new_tokens=12)
+        texts(engine_of(tiny(), near(), kernels=True, **options | policy), PROMPTS[:1], max_new_tokens=9)
         for policy in ({"drafting": "lookahead", "lookahead_branches": 4}, {"drafting": "sequential"})
     )
     assert ahead == after
