@@ -13,18 +13,14 @@ from transformers import GenerationConfig
 
 from specstream.engine import Engine
 from specstream.errors import EngineBusy, EngineClosed, InvalidOption, OutOfBudget, SpecStreamWarning
-from specstream.lookahead import SECOND_MODEL
-from specstream.options import Options
 from specstream.parts import make_parts
-from specstream.planning import Planning
-from specstream.profiles import H200
 from specstream.speculate import ASSUMED_ACCEPTANCE
 from specstream.trial import Stopwatch, Trial
 from specstream.tuned_cache import store_tuned, tuned_file
-from specstream.tuned_settings import TunedSettings, changes, open_settings
-from specstream.tuning import Tuning, best_trial, predicted_rate
+from specstream.tuned_settings import TunedSettings
+from specstream.tuning import Tuning, best_trial
 from specstream.workload import Workload
-from tests.helpers import captured, make_engine, model, prompt
+from tests.helpers import make_engine, model, prompt
 from tests.test_lookahead import near
 
 SMALL: dict[str, Any] = {"max_model_len": 256, "max_num_seqs": 2, "gpu_kv_budget": "200KiB"}
@@ -133,122 +129,6 @@ def test_the_first_trial_is_what_would_be_chosen_untuned(engine: Engine) -> None
     assert again[0].settings == untuned
     if best.settings != untuned:
         assert again[1].settings == best.settings
-
-
-def test_texts_are_decoded_for_real_and_decide_on_the_window() -> None:
-    prompts = [list(prompt(150 + 20 * seed, seed)) for seed in range(2)]
-    options = OPEN | {"draft_window": "auto"}
-    with new_engine(**options) as engine:
-        assert engine.memory.draft_kv == draft_kv_of(None)
-        before = tokens(engine)
-        trials = engine.tune(prompts=prompts, most_trials=5).trials
-        assert tokens(engine) == before
-        found = engine.parts.speculator.drafter
-        best = best_trial(list(trials))
-        assert best is not None
-        assert found is not None
-        assert found.window.window == best.settings.draft_window
-    assert all(trial.acceptance is not None and 0 <= trial.acceptance <= 1 for trial in trials)
-    assert trials[0].settings.draft_window is None, "as untuned"
-    assert len({trial.settings.draft_window for trial in trials}) > 1
-    with new_engine(**options) as other:
-        assert settings_of(other) == best.settings
-
-
-def test_tensors_and_arrays_are_prompts_too(engine: Engine) -> None:
-    ids = torch.tensor([list(prompt(40)), list(prompt(40, 1))])
-    for prompts in (ids, ids.numpy(), list(ids), tuple(each.numpy() for each in ids)):
-        found = engine.tune(prompts=prompts, most_trials=1)
-        assert found.best is not None
-        assert found.workload.acceptance == found.best.acceptance
-
-
-def test_sinks_go_with_a_window_that_tuning_may_find_to_be_all() -> None:
-    """An engine that is compiled with both goes on without sinks where nothing is left out."""
-    options = OPEN | {"draft_window": "auto", "draft_sink": 8}
-    with new_engine(**options) as engine:
-        engine.tune(most_trials=1)
-    with new_engine(**options) as engine:
-        assert (engine.options.draft_window, engine.options.draft_sink) == (None, Options.draft_sink)
-
-
-def test_the_next_windows_are_tried() -> None:
-    target, draft = captured(model("qwen3")), captured(near())
-    options = Options(**OPEN | {"draft_window": "auto"})
-    of_another = {None: {128}, 128: {64, None}, 64: {128}}
-    for drafter, others in ((draft, of_another), (target, {128: {64}, 64: {128}})):
-        planning = Planning(target, drafter, H200, 1 << 40)
-        untuned = TunedSettings.chosen(options, planning)
-        for window, found in others.items():
-            tried = changes(options, planning, texts=True)["draft_window"](replace(untuned, draft_window=window))
-            assert {each.draft_window for each in tried} == found
-
-
-def draft_kv_of(window: int | None) -> int:
-    with new_engine(**OPEN | {"draft_window": window}) as engine:
-        return engine.memory.draft_kv
-
-
-def test_the_rate_of_texts_is_what_they_gain(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a second a round, and a draft that is the target: every candidate is right."""
-    target = captured(model("qwen3"))
-    options = Options(**SMALL | {"num_speculative_tokens": 3, "drafting": "sequential"})
-    prompts = [list(prompt(60)), list(prompt(90, 1))]
-    seconds = iter(range(10_000))
-    workload, draft = Workload(256, 2, 0.5), captured(model("qwen3"))
-    stopwatch = Stopwatch(options, target, draft, workload, clock=lambda: next(seconds), prompts=prompts)
-    settings = TunedSettings(16, 2, 2, 3, "sequential")
-    assert stopwatch.rate(settings, 0.0) == 2 * 4
-    assert stopwatch.acceptance == 1.0
-
-
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        ({"prompts": []}, "prompts: got 'none'; allowed: a list of prompts, each a list of token ids."),
-        ({"prompts": "a text"}, "prompts: got 'a str'; allowed: a list of prompts, each a list of token ids."),
-        ({"prompts": {"input_ids": [[1]]}}, "each a list of token ids. Give its input_ids."),
-        ({"prompts": ["a"]}, "prompts: got 'a str among them'; allowed: a list of prompts, each a list of token ids."),
-        ({"prompts": torch.tensor([1, 2])}, "Put a single prompt into a list."),
-        ({"prompts": [[1]], "batch": 2}, "prompts: got '1 prompts'; allowed: as many as batch=2."),
-        ({"prompts": [[1], [2], [3]]}, "prompts: got '3 prompts'; allowed: at most 2, the engine's max_num_seqs."),
-        ({"prompts": [[1]], "acceptance": 0.5}, "allowed: None with prompts. It is measured"),
-        ({"prompts": [[1], [10_000]]}, "10000"),
-    ],
-    ids=str,
-)
-def test_prompts_that_cannot_be_had(engine: Engine, arguments: dict[str, Any], text: str) -> None:
-    with pytest.raises(InvalidOption) as refused:
-        engine.tune(**arguments)
-    assert text in str(refused.value)
-    assert tokens(engine), "it is as usable as before"
-
-
-def test_branches_are_chosen_with_lookahead_alone() -> None:
-    """And lookahead itself on a device of its own; a round in which nothing was foreseen takes as long as others."""
-    target, draft = captured(model("qwen3")), captured(near())
-    planning = Planning(target, draft, H200, 1 << 40)
-    options = Options(**OPEN | {"gpu_kv_budget": "auto"})
-    untuned = TunedSettings.chosen(options, planning)
-    assert untuned.lookahead_branches == 0
-    other = changes(options, planning)
-    assert not other["lookahead_branches"](untuned)
-    (ahead,) = (each for each in other["drafting"](untuned) if each.drafting == "lookahead")
-    assert ahead.lookahead_branches == SECOND_MODEL.branches
-    assert ahead.given_to(options).lookahead_branches == SECOND_MODEL.branches
-    near_it = {each.lookahead_branches: each for each in other["lookahead_branches"](ahead)}
-    assert set(near_it) == {32, 128}
-    assert {replace(each, lookahead_branches=64) for each in near_it.values()} == {ahead}
-    few = replace(ahead, lookahead_branches=8)
-    assert [each.lookahead_branches for each in other["lookahead_branches"](few)] == [16]
-    assert all(not each.lookahead_branches for each in other["drafting"](few))
-    assert {each.lookahead_branches for each in other["num_speculative_tokens"](few)} == {8}
-    workload = Workload(256, 2, 0.8)
-    rates = [predicted_rate(each.given_to(options), planning, workload) for each in (few, near_it[32], near_it[128])]
-    assert rates == sorted(rates)
-    fixed = Options(**SMALL | {"drafting": "lookahead", "lookahead_branches": 5})
-    assert "lookahead_branches" not in open_settings(fixed)
-    assert planning.fan_out(fixed).branches == 5
 
 
 def test_of_two_measurements_of_the_same_settings_the_faster_counts() -> None:
