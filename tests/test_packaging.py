@@ -6,6 +6,7 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -38,9 +39,12 @@ def run(*command: str, cwd: Path, **environment: str) -> str:
 
 def project_files(root: Path) -> list[str]:
     """What is tracked or about to be, relative to the top."""
-    if not (root / ".git").exists():
-        pytest.skip("not a git checkout: which of the files here are the project's own is known to git alone")
-    listed = run("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", cwd=root).split("\0")
+    with TemporaryDirectory() as nothing_tracked:
+        git = ["git"]
+        if not (root / ".git").exists():  # of a copy it is whatever .gitignore does not name
+            run("git", "init", "-q", "--bare", nothing_tracked, cwd=root)
+            git += ["--git-dir", nothing_tracked, "--work-tree", str(root)]
+        listed = run(*git, "ls-files", "-z", "--cached", "--others", "--exclude-standard", cwd=root).split("\0")
     return sorted(name for name in listed if name and (root / name).is_file())
 
 
