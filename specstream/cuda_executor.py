@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -229,7 +230,9 @@ class CudaExecutor:
                 self._capture_steps(plan, spec, fetches, ready)
                 target.wait_stream(link)
             except BaseException:
-                abandon_capture(graph, target, link)
+                with suppress(RuntimeError):  # the link may not have joined yet
+                    target.wait_stream(link)
+                abandon_capture(graph)
                 raise
             graph.capture_end()
         graph.instantiate()

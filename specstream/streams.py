@@ -52,14 +52,8 @@ def on_stream(stream: torch.cuda.Stream | None) -> Iterator[None]:
     torch.cuda.synchronize(stream.device)
 
 
-def abandon_capture(graph: torch.cuda.CUDAGraph, *streams: torch.cuda.Stream) -> None:
-    """Ends a capture in which something went wrong: a stream that is left capturing is lost.
-
-    `streams` are the one of the graph and those that may not have joined it yet; none where there is only the one.
-    """
-    for other in streams[1:]:
-        with suppress(RuntimeError):
-            streams[0].wait_stream(other)
+def abandon_capture(graph: torch.cuda.CUDAGraph) -> None:
+    """Ends a capture in which something went wrong: a stream that is left capturing is lost."""
     with suppress(RuntimeError):
         graph.capture_end()
 

@@ -120,8 +120,6 @@ BRING_A_RING = ("drafting", "num_speculative_tokens")
 def _changed(name: str, options: Options, planning: Planning, now: TunedSettings) -> list[TunedSettings]:
     names, found = open_settings(options), list[TunedSettings]()
     for value in _values(name, options, planning, now):
-        if value == now.drafting:
-            continue
         settings = now._open(options) | {name: value}
         if name == "drafting" and BRANCHES in names:
             settings[BRANCHES] = "auto"
@@ -136,9 +134,10 @@ def _changed(name: str, options: Options, planning: Planning, now: TunedSettings
 
 def _values(name: str, options: Options, planning: Planning, now: TunedSettings) -> Sequence[int | str | None]:
     if name == "drafting":
+        policies = [*(["cohorts"] if options.max_num_seqs > 1 else []), "sequential", "lookahead"]
         if planning.profile.device_memory_bytes is None:  # drafts do not run beside the target there
-            return ["sequential"]
-        return [*(["cohorts"] if options.max_num_seqs > 1 else []), "sequential", "lookahead"]
+            policies = ["sequential"]
+        return [policy for policy in policies if policy != now.drafting]
     if name == "num_speculative_tokens":
         return MORE_DEPTHS
     if name == WINDOW:
