@@ -196,7 +196,7 @@ class CudaExecutor:
             if step.lane is Lane.DRAFT or (task is not None and task.kind is TaskKind.ACCEPT):
                 continue
             stream = self._streams[step.lane]
-            if step.op is StepOp.LAUNCH and task is not None:
+            if step.op is StepOp.LAUNCH and task is not None and task.has_work(spec):
                 with stream:
                     self._work(task, spec, stream)
                     self._times.end(task.name)
@@ -292,7 +292,7 @@ class CudaExecutor:
         stream = self._streams[Lane.STORE]
         if not any(seat.offload for seat in spec.seats):
             return None
-        tasks = [task for task in plan.by_kind[TaskKind.OFFLOAD] if spec.run_of(task).count]
+        tasks = [task for task in plan.by_kind[TaskKind.OFFLOAD] if task.has_work(spec)]
         stream.wait_stream(self._streams[Lane.TARGET])
         with stream:
             for task in tasks:

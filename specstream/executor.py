@@ -45,11 +45,6 @@ def copy_blocks(destination: Tensor, source: Tensor) -> None:
     destination.copy_(source)
 
 
-def _has_work(task: Task, spec: RoundSpec) -> bool:
-    """Whether it is a task of the round: the plan that this shares may write out where it has nothing to."""
-    return task.kind is not TaskKind.OFFLOAD or spec.run_of(task).count > 0
-
-
 def _timed(task: str, work: Work, spans: list[TaskSpan]) -> Work:
     """The same work, which notes when it was done."""
 
@@ -142,7 +137,7 @@ class CpuExecutor:
             if step.op is StepOp.LAUNCH:
                 task = plan.by_name[step.name]
                 work = self._work(task, spec, batch)
-                if batch.spans is not None and _has_work(task, spec):
+                if batch.spans is not None and task.has_work(spec):
                     work = _timed(step.name, work, batch.spans)
                 if worker is None:
                     work()

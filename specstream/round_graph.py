@@ -92,6 +92,10 @@ class Task(NamedTuple):
     cost_us: float = 0.0
     """Predicted duration."""
 
+    def has_work(self, spec: RoundSpec) -> bool:
+        """Whether it is a task of this round: the canonical plan may write out where the round has nothing to."""
+        return self.kind is not TaskKind.OFFLOAD or spec.run_of(self).count > 0
+
     def __str__(self) -> str:
         reads, writes = (", ".join(map(str, regions)) for regions in (self.reads, self.writes))
         detail = f" {self.run}" if self.run else ""
