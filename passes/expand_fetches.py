@@ -50,9 +50,9 @@ class ExpandFetches:
                 leaves=tuple(written),
                 layer=layer,
             )
-            for seat in spec.seats:
+            for place, seat in enumerate(spec.seats):
                 if seat.offload:
-                    yield self._offload(layer, seat)
+                    yield self._offload(layer, place, seat)
             on_device = [(seat, _on_device(layer, seat)) for seat in spec.seats]
             local = [content for _, contents in on_device for content in contents]
             yield Task(
@@ -105,13 +105,13 @@ class ExpandFetches:
             launches=PIECE_LAUNCHES,
         )
 
-    def _offload(self, layer: int, seat: SeatSpec) -> Task:
+    def _offload(self, layer: int, place: int, seat: SeatSpec) -> Task:
         run = seat.offloaded
         in_blocks = tuple(_device(layer, seat, chunk) for chunk in range(run.start, run.stop))
         source = _buffered(layer, seat)[:1] or in_blocks
         host = _host(layer, run)
         return Task(
-            f"offload/{layer}/{seat.seat}",
+            f"offload/{layer}/{place}",
             TaskKind.OFFLOAD,
             reads=tuple(c.region for c in source),
             writes=(host.region,),
@@ -119,6 +119,7 @@ class ExpandFetches:
             leaves=(host,),
             layer=layer,
             run=run,
+            place=place,
             link_bytes=run.count * self.spec.bytes_per_chunk,
         )
 

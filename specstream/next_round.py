@@ -106,10 +106,10 @@ class NextRound:
             next_rows = self.scheduler.choose_rows(running, next_turn)
             structure = self.structure(running, next_rows, next_turn, this, draft_steps).canonical()
             if next_rows and not self.planner.knows(structure):
-                following = self.planner.plan(structure)
+                for _ in self.planner.pieces(structure):
+                    yield True
                 self.planner.num_ahead += 1
-                yield True
-                self.planner.prove(following)
+                self.planner.prove(self.planner.plan(structure))
             yield True
 
 
@@ -147,14 +147,18 @@ def _after(running: list[Sequence], rows: list[RequestRows], spec: RoundSpec, fi
 
 
 def _request_after(row: RequestRows, offloaded: int, filled: int) -> Sequence | None:
-    """A copy of a request with its KV moved on; its tokens and candidates do not matter for the structure."""
+    """A copy of a request with its KV moved on; its tokens and candidates do not matter for the structure.
+
+    One that reaches its end before it fills a chunk just goes on: whether it ends is a guess of its own.
+    """
     sequence, kv = row.sequence, row.kv
-    tokens = kv.layout.chunk_tokens
+    tokens, left = kv.layout.chunk_tokens, sequence.limit - len(sequence.tokens)
     if row.prompt:
         committed, produced = len(row.tokens), row.logits
     else:
-        committed = produced = (kv.length // tokens + filled) * tokens - kv.length if filled else 1
-    if len(sequence.tokens) + produced >= sequence.limit:
+        to_fill = (kv.length // tokens + filled) * tokens - kv.length
+        committed = produced = to_fill if filled and to_fill < left else 1
+    if produced >= left:
         return None
     return replace(sequence, kv=replace(kv, length=kv.length + committed, streamed=kv.streamed + offloaded))
 

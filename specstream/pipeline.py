@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -67,6 +67,12 @@ class PassRunner:
     records: list[PassRecord] = field(default_factory=list)
 
     def run(self, passes: Sequence[Pass], ir: Any) -> Any:
+        for after in self.steps(passes, ir):
+            ir = after
+        return ir
+
+    def steps(self, passes: Sequence[Pass], ir: Any) -> Iterator[Any]:
+        """The IR after each pass, for whoever has other things to do in between."""
         self._dump("input", ir)
         after = ir.op_counts()
         for step in passes:
@@ -80,7 +86,7 @@ class PassRunner:
             changes = {op: after[op] - before[op] for op in sorted(before | after) if after[op] != before[op]}
             self.records.append(PassRecord(step.name, elapsed, changes))
             self._dump(step.name, ir)
-        return ir
+            yield ir
 
     def _dump(self, label: str, ir: IR) -> None:
         if self.dump_dir is None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from specstream.bind import bind
 from specstream.cost import DeviceProfile
@@ -55,6 +57,8 @@ class Planner:
     _prices: dict[RoundSpec, float] = field(default_factory=dict)
     _plans: OrderedDict[RoundSpec, Plan] = field(default_factory=OrderedDict)
     _unproven: set[RoundSpec] = field(default_factory=set)
+    _begun: tuple[RoundSpec, Iterator[Any]] | None = None
+    """A plan that is being made, and what is left of that."""
 
     def bound(self, spec: RoundSpec) -> Plan:
         """The plan that a round of exactly this structure runs: that of its canonical form, on its own chunks."""
@@ -69,19 +73,37 @@ class Planner:
 
     def plan(self, spec: RoundSpec) -> Plan:
         """The plan of a canonical structure, maybe not proven yet."""
-        plan = self._plans.get(spec)
-        if plan is None:
-            self.runner = PassRunner(f"round_{self.num_planned:04d}")
-            self.num_planned += 1
-            plan = self.runner.run(self._passes(spec, prove=False), self.model)
-            self._unproven.add(spec)
-            self._plans[spec] = plan
-            if len(self._plans) > KEPT_PLANS:
-                forgotten, _ = self._plans.popitem(last=False)
-                self._unproven.discard(forgotten)
-                self._prices.pop(forgotten, None)
+        for _ in self.pieces(spec):
+            pass
         self._plans.move_to_end(spec)
-        return plan
+        return self._plans[spec]
+
+    def pieces(self, spec: RoundSpec) -> Iterator[None]:
+        """Makes the plan, if there is none, one pass at each step.
+
+        What is left of it when nobody asks for more is done when somebody asks for it again, unless another plan has
+        been begun meanwhile.
+        """
+        if self.knows(spec):
+            return
+        rest = self._begun[1] if self._begun is not None and self._begun[0] == spec else self._make(spec)
+        self._begun = None  # a pass that fails ends it
+        for _ in rest:
+            self._begun = spec, rest
+            yield
+            self._begun = None
+
+    def _make(self, spec: RoundSpec) -> Iterator[Any]:
+        self.runner = PassRunner(f"round_{self.num_planned:04d}")
+        for ir in self.runner.steps(self._passes(spec, prove=False), self.model):
+            yield ir
+        self.num_planned += 1
+        self._unproven.add(spec)
+        self._plans[spec] = ir
+        if len(self._plans) > KEPT_PLANS:
+            forgotten, _ = self._plans.popitem(last=False)
+            self._unproven.discard(forgotten)
+            self._prices.pop(forgotten, None)
 
     def prove(self, plan: Plan) -> None:
         """Proves a plan, if that has not been done.

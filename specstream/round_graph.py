@@ -75,6 +75,8 @@ class Task(NamedTuple):
     """The chunks a fetch, attend or offload is about."""
     group: int = -1
     """Which of the layer's groups a fetch or attend is about: of the round's, or of the next one's if it is ahead."""
+    place: int = -1
+    """Which of the round's seats an offload is about, in their order."""
     slot: int = -1
     """Ring slot, counted from the round's first fetch."""
     phase: str = "now"

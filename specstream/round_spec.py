@@ -176,23 +176,27 @@ class RoundSpec:
         return self._hash
 
     def canonical(self) -> RoundSpec:
-        """The representative of all rounds that run the same plan."""
+        """The representative of all rounds that run the same plan: whoever sits where, seats are numbered in order."""
         return self._canonical
 
     @cached_property
     def _canonical(self) -> RoundSpec:
-        seats = tuple(seat.canonical(self.chunks_per_group) for seat in self.seats)
+        forms = [seat.canonical(self.chunks_per_group) for seat in self.seats]
+        number = {seat.seat: place for place, seat in enumerate(self.seats)}
+        seats = tuple(replace(form, seat=number[form.seat]) for form in forms)
         if self.next_runs is None:
             return replace(self, seats=seats)
-        own = {seat.seat: seat.next_on_host for seat in seats}
-        next_runs = tuple(own.get(run.seat) or run.full(self.chunks_per_group) for run in self.next_runs)
-        return replace(self, seats=seats, next_runs=next_runs)
+        own, next_runs = {form.seat: form.next_on_host for form in forms}, []
+        for run in self.next_runs:
+            shared = own.get(run.seat) or run.full(self.chunks_per_group)
+            next_runs.append(replace(shared, seat=number.setdefault(run.seat, len(number))))
+        return replace(self, seats=seats, next_runs=tuple(next_runs))
 
     def run_of(self, task: Task) -> ChunkRun:
         """The chunks that a fetch, attend or offload of the canonical plan is about in this round; none is possible."""
         assert task.run is not None
-        if task.group < 0:
-            return next(seat.offloaded for seat in self.seats if seat.seat == task.run.seat)
+        if task.place >= 0:
+            return self.seats[task.place].offloaded
         return (self.next_groups if task.phase == "ahead" else self.groups)[task.group]
 
     @property

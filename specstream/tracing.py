@@ -134,8 +134,8 @@ class Recorder:
         self._began = perf_counter()
         self._waiting: list[_Round] = []
         """The latest round, and those before it that there was no time for."""
-        self._predicted: dict[RoundSpec, RoundSpec] = {}
-        """The latest round that was predicted as it is, by its canonical form."""
+        self._predicted: dict[tuple[RoundSpec, tuple[int, ...]], RoundSpec] = {}
+        """The latest round that was predicted as it is, by its canonical form and seats."""
         self._has_graph = False
         """Whether a verification was among the rounds."""
         self._works_ahead = False
@@ -215,7 +215,8 @@ class Recorder:
 
     def _alike(self, spec: RoundSpec) -> RoundSpec:
         """The round whose prediction is shown of this one, too: histories grow, and each would soon have its own."""
-        shared = spec.canonical()
+        runs = spec.next_runs or ()
+        shared = spec.canonical(), (*(seat.seat for seat in spec.seats), *(run.seat for run in runs))
         latest = self._predicted.get(shared)
         if latest is None or not _alike(latest, spec):
             latest = self._predicted[shared] = spec

@@ -12,7 +12,7 @@ from specstream.batch import RoundBatch
 from specstream.planner import Planner
 from specstream.profiles import CPU_PROFILE
 from specstream.round_plan import Plan
-from specstream.round_spec import RoundSpec, SeatSpec
+from specstream.round_spec import ChunkRun, RoundSpec, SeatSpec
 from tests.helpers import new_engine, prompt
 from tests.toy import make_plan, round_spec, seat, toy_model
 
@@ -34,8 +34,8 @@ def seats(draw: st.DrawFn, number: int) -> SeatSpec:
 
 @st.composite
 def specs(draw: st.DrawFn) -> RoundSpec:
-    count = draw(st.integers(1, 2))
-    chosen = [draw(seats(number)) for number in range(count)]
+    numbers = draw(st.lists(st.integers(0, 4), min_size=1, max_size=2, unique=True))
+    chosen = [draw(seats(number)) for number in numbers]
     spec = round_spec(*chosen, slots=draw(st.integers(1, 4)), group=draw(st.integers(1, 3)), warm=draw(st.booleans()))
     return spec
 
@@ -76,6 +76,18 @@ def test_committed_chunks_change_the_canonical_form_only_when_a_group_is_added()
     ]
     assert len(set(forms)) == 4 + 4
     assert len(set(forms[:14])) == 1
+
+
+def test_who_sits_where_changes_no_plan() -> None:
+    """Those whose history is fetched ahead neither."""
+    ahead = (ChunkRun(3, 0, 4), ChunkRun(1, 0, 9))
+    spec = replace(round_spec(seat(1, streamed=9), seat(2, streamed=3), group=4), next_runs=ahead)
+    renumbered = {1: 5, 2: 0, 3: 7}
+    seats = tuple(replace(one, seat=renumbered[one.seat]) for one in spec.seats)
+    runs = tuple(replace(run, seat=renumbered[run.seat]) for run in ahead)
+    assert replace(spec, seats=seats, next_runs=runs).canonical() == spec.canonical()
+    turned = replace(spec, seats=spec.seats[::-1])
+    assert turned.canonical() != spec.canonical()  # who has more groups comes later
 
 
 def test_groups_that_differ_are_not_merged() -> None:

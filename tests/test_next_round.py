@@ -11,11 +11,14 @@ from hypothesis import strategies as st
 from specstream.batch import RoundBatch
 from specstream.engine import Engine
 from specstream.errors import InvalidPlan
+from specstream.passes.assign_lanes import AssignLanes
+from specstream.planner import Planner
+from specstream.profiles import CPU_PROFILE
 from specstream.round_plan import Plan
 from specstream.round_spec import RoundSpec, SeatSpec
 from tests.helpers import Request, best, check_free, new_engine, prompt, reference, serve, step_to_end
 from tests.helpers import model as tiny
-from tests.toy import make_plan, round_spec, seat
+from tests.toy import make_plan, round_spec, seat, toy_model
 
 STREAMING = {"gpu_kv_budget": 6 * 1024 + 9 * 3072, "staging_slots": 3, "group_chunks": 2}
 """A ring and three tails: all of three requests streams."""
@@ -68,12 +71,54 @@ def test_nor_do_several_that_leave_one_after_the_other(
 
 
 def test_working_ahead_may_stop_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    for pieces in (0, 1, 2, 3):
+    for pieces in (0, 1, 2, 3, 5, 8):
         with new_engine(**STREAMING) as engine, monkeypatch.context() as patch:
             Rounds(engine, patch, pieces=pieces)
             engine.submit(prompt(40), max_new_tokens=24)
             assert step_to_end(engine)[0] == best(prompt(40))
             assert not {spec for spec in engine._planner._unproven if spec == engine._latest_spec}
+
+
+def test_a_plan_goes_on_where_it_was_left() -> None:
+    planner = Planner(toy_model(BOTH.num_layers), CPU_PROFILE)
+    assert next(planner.pieces(BOTH), "made") is None
+    runner = planner.runner
+    assert len(list(planner.pieces(BOTH))) == 3
+    assert planner.runner is runner
+    assert planner.plan(BOTH).spec == BOTH
+    other = round_spec(LONE, slots=4)
+    assert [next(planner.pieces(spec), "made") for spec in (other, BOTH)] == [None, "made"]
+    assert planner.plan(other).spec == other
+    assert planner.num_planned == 2
+
+
+def test_a_pass_that_fails_leaves_the_plan_to_be_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    planner = Planner(toy_model(BOTH.num_layers), CPU_PROFILE)
+    with monkeypatch.context() as patch:
+        patch.setattr(AssignLanes, "run", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            planner.plan(BOTH)
+        assert not planner.knows(BOTH)
+    assert len(list(planner.pieces(BOTH))) == 4
+    assert planner.plan(BOTH).spec == BOTH
+    assert planner.num_planned == 1
+
+
+def test_requests_near_their_ends_make_no_more_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One after the other comes into a chunk that it does not live to fill."""
+    budget = 3 * 8 * 4096 + 4 * 3 * 12_288  # a ring and four tails
+    ring = {"gpu_kv_budget": budget, "chunk_tokens": 16, "staging_slots": 3, "group_chunks": 8}
+    with new_engine(**ring, max_num_seqs=4, max_model_len=96, num_speculative_tokens=1) as engine:
+        rounds = Rounds(engine, monkeypatch)
+        for number in range(4):
+            engine.submit(prompt(50 + 3 * number, number), max_new_tokens=24)
+        planned: list[int] = []
+        while len(engine._scheduler.running) == 4 or not planned:
+            engine.step()
+            planned.append(engine._planner.num_planned)
+        assert rounds.specs[-1].groups
+        assert planned[-1] == planned[5]
+        assert len(planned) > 10
 
 
 @st.composite
