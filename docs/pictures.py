@@ -1,7 +1,8 @@
 """Makes the pictures of docs/traces.md: `python docs/pictures.py`, with the extra `tensorboard`.
 
-Screenshots are of the demo, traced on this machine; they need selenium and the programs chromium and chromedriver, and
-are left out without them. What was planned needs neither a device nor weights.
+What was measured on an H200 is in docs/example_runs (`benchmarks/trace_overhead.py --logdir` recorded it). Screenshots
+are of the demo, traced on this machine; they need selenium and the programs chromium and chromedriver, and are left out
+without them. What was planned needs neither a device nor weights.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from specstream.traces.planned import planned_round
 from specstream.traces.records import RunInfo
 from specstream.traces.run_reader import RunReader, find_runs
 
-PICTURES = Path(__file__).parent / "pictures"
+PICTURES, EXAMPLE_RUNS = (Path(__file__).parent / folder for folder in ("pictures", "example_runs"))
 TARGET, DRAFT, CONTEXT, DEPTH = "qwen3-8b", "qwen3-0.6b", 16_384, 4
 CHUNK_TOKENS, GROUP_CHUNKS, SLOTS = 256, 64, 4
 """As in the measurements of README.md."""
@@ -44,9 +45,9 @@ WINDOW = (1280, 900)
 def main() -> None:
     PICTURES.mkdir(exist_ok=True)
     planned_picture(PICTURES / "planned.png")
+    measured_picture(EXAMPLE_RUNS, PICTURES / "measured.png")
     with TemporaryDirectory() as logdir:
         subprocess.run([sys.executable, "-m", "specstream", "demo", "--trace", logdir], check=True)
-        measured_picture(Path(logdir), PICTURES / "measured.png")
         try:
             take_screenshots(Path(logdir))
         except ImportError:
@@ -84,7 +85,7 @@ def planned_picture(path: Path) -> None:
 
 
 def measured_picture(logdir: Path, path: Path) -> None:
-    """The demo's round that the tab opens first."""
+    """The round of the only run there that the tab opens first."""
     (run,) = find_runs(logdir).values()
     reader = RunReader(run)
     typical = run_figures(reader.info, reader.summaries()).typical_round
