@@ -196,7 +196,7 @@ _Use = tuple[int, int, str]
 
 def _overlapping(uses: list[_Use], region: Region) -> list[str]:
     _, first, end = region
-    return [name for start, stop, name in uses if start < end and first < stop]
+    return [name for start, stop, name in uses if start < end and first < stop] if uses else []
 
 
 def _outside(uses: list[_Use], region: Region) -> list[_Use]:

@@ -62,7 +62,7 @@ class RoundWork:
     verified_rows: int
     """Of a verification, at most: the target's latest token and the candidates."""
 
-    @property
+    @cached_property
     def chunk_tokens(self) -> int:
         return self.spec.bytes_per_chunk // self.model.kv_bytes_per_token_layer
 
