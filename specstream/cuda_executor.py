@@ -39,9 +39,9 @@ from specstream.target_tasks import run_target_task
 from specstream.task_times import BEGIN, DRAFTING, TaskTimes
 
 KEPT_GRAPHS = 64
-Key = tuple[RoundSpec, int, TableSizes, int, bool]
-"""Rounds of one canonical form, ring rotation and sizes replay one graph, or another while their tasks are timed. Two
-cohorts, whose form may be the same, have one each."""
+Key = tuple[RoundSpec, tuple[int, ...], int, TableSizes, int]
+"""Rounds of one canonical form, seating, ring rotation and sizes replay one graph, or another while their tasks are
+timed."""
 Sources = dict[tuple[bool, int], object]
 """For each group of this round and, with True, of the next one: which chunks of which host memory it is."""
 
@@ -81,8 +81,6 @@ class CudaExecutor:
         self._seen: set[Key] = set()
         """Rounds that have been interpreted: when they recur, they are worth a graph."""
         self._times, self._rotation = TaskTimes(device), 0
-        self._odd = False
-        """Every other time, of rounds that are followed by other requests' rounds."""
         self._in_flight: list[torch.cuda.Event] = []
         self._values: dict[str, Tensor] = {}
         self._rows: Rows = {}
@@ -124,7 +122,6 @@ class CudaExecutor:
         self.streamed_bytes += spec.streamed_bytes
         self.link_bytes += spec.fetched_bytes
         self._rotation = (self._rotation + spec.num_fetches) % self.store.staging_slots
-        self._odd = spec.next_runs is not None and not self._odd
 
     def reset_counters(self) -> None:
         self.streamed_bytes = self.link_bytes = 0
@@ -161,7 +158,7 @@ class CudaExecutor:
             kernels = self._choice.kernels(spec, batch)
             self._attention = kernels or self._choice.for_prompts
             if kernels is not None:
-                key = plan.spec, self._rotation, kernels.tables.sizes, self._times.turn, self._odd
+                key = plan.spec, spec.seating, self._rotation, kernels.tables.sizes, self._times.turn
                 if key in self._graphs:
                     return *self._replay(key, plan, spec), None
         return *self._interpret(plan, spec, batch), key

@@ -175,6 +175,11 @@ class RoundSpec:
         """Reckoned once: plans and graphs are looked up by it in every round."""
         return self._hash
 
+    @cached_property
+    def seating(self) -> tuple[int, ...]:
+        """The seats in order, those that the next round streams for last: what the canonical form leaves out."""
+        return (*(seat.seat for seat in self.seats), *(run.seat for run in self.next_runs or ()))
+
     def canonical(self) -> RoundSpec:
         """The representative of all rounds that run the same plan: whoever sits where, seats are numbered in order."""
         return self._canonical

@@ -135,7 +135,7 @@ class Recorder:
         self._waiting: list[_Round] = []
         """The latest round, and those before it that there was no time for."""
         self._predicted: dict[tuple[RoundSpec, tuple[int, ...]], RoundSpec] = {}
-        """The latest round that was predicted as it is, by its canonical form and seats."""
+        """The latest round that was predicted as it is, by its canonical form and seating."""
         self._has_graph = False
         """Whether a verification was among the rounds."""
         self._works_ahead = False
@@ -215,8 +215,7 @@ class Recorder:
 
     def _alike(self, spec: RoundSpec) -> RoundSpec:
         """The round whose prediction is shown of this one, too: histories grow, and each would soon have its own."""
-        runs = spec.next_runs or ()
-        shared = spec.canonical(), (*(seat.seat for seat in spec.seats), *(run.seat for run in runs))
+        shared = spec.canonical(), spec.seating
         latest = self._predicted.get(shared)
         if latest is None or not _alike(latest, spec):
             latest = self._predicted[shared] = spec

@@ -195,7 +195,7 @@ def test_rounds_are_captured_and_planned_while_the_device_computes(monkeypatch: 
         assert "drain" not in watched.events
         second: Any = engine.generate([list(prompt(300))], max_new_tokens=200)
         assert first.tolist() == second.tolist()
-        assert all(rotation == 0 for _, rotation, *_ in executor._graphs), "three slots divide three layers"
+        assert all(rotation == 0 for _, _, rotation, *_ in executor._graphs), "three slots divide three layers"
         assert engine._planner.num_ahead > 0
 
 
