@@ -5,8 +5,9 @@
 Requests with a random history of which nothing is resident, bfloat16, a draft with a window of 1,024 tokens; 8 of 10
 candidates are made up to be right after those before them were. For each batch whose histories fit into the host
 memory, an engine as users get it (policy and number of candidates chosen automatically) and two that draft after each
-acceptance, with those numbers of candidates, of `--depth`, that are predicted to be the best. Tokens a second are what
-such rounds give on average, over the time of the measured ones. `worst_prediction` is the largest |predicted / measured
+acceptance, with those numbers of candidates, of `--depth`, that are predicted to be the best; if the first turns out to
+be one of these, its rounds are measured once. Tokens a second are what such rounds give on average, over the time of the
+measured ones. `worst_prediction` is the largest |predicted / measured
 - 1|; `least_over_sequential` the least quotient of the automatic engine's tokens a second and the best of those that
 draft sequentially, `mean_over_sequential` the mean.
 """
@@ -85,7 +86,9 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
             try:
                 auto = measure_point(pair, given.context, batch, given.rounds, num_speculative_tokens="auto")
                 fixed = [
-                    measure_point(
+                    auto
+                    if (auto["drafting"], auto["depth"]) == ("sequential", depth)
+                    else measure_point(
                         pair, given.context, batch, given.rounds, num_speculative_tokens=depth, drafting="sequential"
                     )
                     for depth in best_depths(pair, given.context, batch, given.depth)
