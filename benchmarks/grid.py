@@ -6,10 +6,10 @@ Requests with a random history of which nothing is resident, bfloat16, a draft w
 candidates are made up to be right after those before them were. For each batch whose histories fit into the host
 memory, an engine as users get it (policy and number of candidates chosen automatically) and two that draft after each
 acceptance, with those numbers of candidates, of `--depth`, that are predicted to be the best; if the first turns out to
-be one of these, its rounds are measured once. Tokens a second are what such rounds give on average, over the time of the
-measured ones. `worst_prediction` is the largest |predicted / measured
-- 1|; `least_over_sequential` the least quotient of the automatic engine's tokens a second and the best of those that
-draft sequentially, `mean_over_sequential` the mean.
+be one of these, its rounds are measured once. Tokens a second are what such rounds give on average, over the time of
+the measured ones. `worst_prediction` is the largest |predicted / measured - 1|; `least_over_sequential` the least
+quotient of the automatic engine's tokens a second and the best of those that draft sequentially, `mean_over_sequential`
+the mean.
 """
 
 from __future__ import annotations
