@@ -59,6 +59,8 @@ class EngineParts:
         self.host.close()
         self.speculator.close()
         self.executor.store.close()
+        if self.streams is not None:
+            gc.unfreeze()
 
 
 def make_parts(
@@ -78,8 +80,11 @@ def make_parts(
         InvalidOption: two models that do not go together.
         OutOfBudget: memory that does not suffice.
     """
+    device, on_cuda = target.spec.device, target.spec.device.type == "cuda"
+    if on_cuda:
+        gc.unfreeze()
+        gc.collect()  # what nobody closed, before it is asked how much memory is left
     planning = planning_of(requested, target, draft)
-    device, on_cuda = target.spec.device, planning.free_device is not None
     adapts = requested.num_speculative_tokens == "auto" and draft is not None
     options = _settled(requested, planning, tuned or stored_tuned(requested, target, draft))
     memory, planner = planning.planned(options)
@@ -104,7 +109,7 @@ def make_parts(
     speculator.depths = depths_of(options, memory, planner) if adapts else None
     executor = _executor(target, store, memory, options, streams)
     if on_cuda:
-        gc.collect()  # of what was captured and compiled it takes longer than a round: not in the middle of one
+        gc.freeze()  # to look through all that was captured and compiled takes longer than a round
     return EngineParts(target, draft, requested, options, memory, planner, executor, host, speculator, streams)
 
 

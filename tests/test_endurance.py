@@ -36,6 +36,15 @@ def test_memory_is_flat_over_two_hundred_requests() -> None:
         assert not engine._speculator.drafter._seats  # type: ignore[union-attr]
 
 
+def test_on_a_cpu_nothing_is_kept_from_the_collector() -> None:
+    gc.freeze()  # by whoever uses it
+    kept = gc.get_freeze_count()
+    with new_engine():
+        assert gc.get_freeze_count() == kept
+    assert gc.get_freeze_count() == kept
+    gc.unfreeze()
+
+
 def test_threads_end_with_their_engine() -> None:
     before = threading.active_count()
     for _ in range(10):

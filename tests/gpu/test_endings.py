@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import signal
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +19,7 @@ import psutil
 import torch
 
 from specstream.pinned import Pinning
-from tests.cuda_cases import cuda_engine, expected_tokens, tokens_of
+from tests.cuda_cases import cuda_engine, cuda_executor, expected_tokens, tokens_of
 
 GIB = 1 << 30
 PINNED = 4 * GIB
@@ -28,7 +30,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # also if the tests ru
 sys.path.append(sys.argv[1])
 import torch
 from specstream.pinned import Pinning
-from tests.cuda_cases import cuda_engine, expected_tokens, tokens_of
+from tests.cuda_cases import cuda_engine, cuda_executor, expected_tokens, tokens_of
 
 dtype = torch.float32
 pinned = Pinning(({PINNED},), torch.uint8, torch.device("cuda")).wait() if "pin" in sys.argv else None
@@ -132,3 +134,15 @@ def test_what_a_killed_process_had_pinned_is_free_again(root: Path) -> None:
     assert again.is_pinned()
     with cuda_engine(torch.float32, drafts=True) as engine:
         assert tokens_of(engine) == expected_tokens(torch.float32)
+
+
+def test_the_collector_leaves_models_alone_as_long_as_there_is_an_engine() -> None:
+    """Which it would look through in the middle of rounds. Of an engine that nobody closed the memory comes back."""
+    with cuda_engine(torch.float32, drafts=True):
+        assert gc.get_freeze_count() > 100_000
+    assert gc.get_freeze_count() == 0
+    unclosed = cuda_engine(torch.float32, drafts=True)
+    gone = weakref.ref(cuda_executor(unclosed).store)
+    del unclosed
+    with cuda_engine(torch.float32, drafts=True):
+        assert gone() is None
