@@ -32,7 +32,7 @@ from specstream.options import SELF, SELF_WINDOW
 from specstream.rates import link_bandwidth
 
 WARMUP = 4
-"""Rounds of all requests that are not counted: each kind occurs often enough to be replayed."""
+"""Verifications of each request that are not counted: each kind of round occurs often enough to be replayed."""
 SHORT_RING = 4
 """Groups: enough to fetch and attend at the same time, and no more."""
 
@@ -56,7 +56,7 @@ def measure_engine(
             engine.submit(prompt, max_new_tokens=options["max_model_len"] - len(prompt))
         steps = decode(engine)
         most = max(step.verified for step in steps)
-        counted = [step for step in steps if step.verified == most][WARMUP:]
+        counted = [step for step in steps if step.verified == most][WARMUP * len(prompts) // most :]
         if not counted:
             raise UsageError("--new-tokens is too small: too few rounds in which all requests decode")
         most_candidates = engine.options.most_candidates if drafts else 0
