@@ -74,7 +74,7 @@ class WorkMemory:
     draft: DraftShape | None
 
     def bytes(self, prompt_rows: int) -> int:
-        """All of it, where a round computes so many rows of prompts at most; 0 if it never does."""
+        """All of it, where a round computes so many rows of prompts at most."""
         rows = min(prompt_rows, self.requests * self.request_tokens)
         return self.kept + max(self.prompts(rows), self.verification, self.drafting)
 
