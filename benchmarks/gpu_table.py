@@ -138,6 +138,7 @@ ROWS = {
             ("seconds", "tuning_seconds", {"at_most": 90}),
         )
     },
+    "memory": Row("peak_memory.py", "worst_error", at_most=0.03),
     "trace": Row("trace_overhead.py", "overhead", at_most=0.02),
     "self-acceptance": Row(SELF_DRAFT, "acceptance", at_least=0.88),
     "self-texts": Row(SELF_DRAFT, "beyond_near_ties", at_most=0),
@@ -145,8 +146,8 @@ ROWS = {
     "self-sequential": Row(SELF_DRAFT_THROUGHPUT, "over_sequential", at_least=1.3),
 }
 """Link utilization but for: e and i in ms, k in GiB, n-logits a difference of logits, n-texts and self-texts counts,
-self-acceptance a chance, trace a share; f, g, h, j, l, of cohorts exposed and round, tune but for its seconds,
-self-off and self-sequential are quotients."""
+self-acceptance a chance, memory and trace shares; f, g, h, j, l, of cohorts exposed and round, tune but for its
+seconds, self-off and self-sequential are quotients."""
 
 
 def chosen(names: str | None) -> dict[str, Row]:

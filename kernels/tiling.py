@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+MAX_OWN_ROWS = 128
+"""Rows of one seat that an ancestor mask can tell apart."""
 MAX_SPLITS = 64
 STAGE_BYTES = 32 << 10
 """K and V of one tile: three of them in flight leave room for two programs on a multiprocessor of 228 KiB."""

@@ -19,9 +19,6 @@ from torch import Tensor
 from specstream.kernels.attention import AttentionState
 from specstream.kernels.tiling import Tiling
 
-MAX_OWN_ROWS = 128
-"""Rows of one seat that an ancestor mask can tell apart."""
-
 
 @dataclass(frozen=True)
 class Seats:

@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 import torch
 
 from specstream.attention import LayerAttention
-from specstream.batch import MIN_ROWS, RoundBatch, padded_rows
+from specstream.batch import RoundBatch
 from specstream.graph import ModelSpec
 from specstream.kernel_attention import KernelAttention
-from specstream.kernels.triton_attend import MAX_OWN_ROWS
+from specstream.kernels.tiling import MAX_OWN_ROWS
 from specstream.kv import DeviceStore
 from specstream.round_spec import ChunkRun, RoundSpec, SeatSpec
-from specstream.round_tables import RoundTables, TableSizes, Tilings
+from specstream.round_tables import RoundTables
+from specstream.table_sizes import TableSizes, Tilings
 
 LEAST_HEAD_DIM = 16
 KERNEL_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -91,13 +92,13 @@ class KernelChoice:
 
     def sizes(self, seats: int, groups: tuple[ChunkRun, ...], rows: int, rows_of_seat: int) -> TableSizes:
         """Of the tables of a round of so many rows, and so many of a seat at most."""
-        return TableSizes(
+        return TableSizes.of(
+            self.store.layout,
+            self.store.chunks_per_group,
             seats=seats,
-            rows=padded_rows(rows),
-            rows_per_seat=min(MAX_OWN_ROWS, max(MIN_ROWS, 1 << (rows_of_seat - 1).bit_length())),  # few sizes occur
+            rows=rows,
+            rows_of_seat=rows_of_seat,
             blocks=self.most_blocks,
-            append_blocks=1 + -(-MAX_OWN_ROWS // self.store.layout.chunk_tokens),
             groups=len(groups),
             groups_per_seat=max(Counter(run.seat for run in groups).values()) if groups else 0,
-            chunks_per_group=self.store.chunks_per_group,
         )

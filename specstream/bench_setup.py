@@ -22,13 +22,14 @@ from specstream.engine import Engine
 from specstream.errors import InvalidOption, OutOfBudget
 from specstream.graph import AttentionSpec, ModelSpec, PartitionedModel
 from specstream.idle import idle_bytes
-from specstream.memory import Fill, MemoryPlan, longer_ring, plan_memory
+from specstream.memory import MemoryPlan, plan_memory
 from specstream.models.load import load_model
 from specstream.models.presets import PRESETS, dummy_model, preset_config
 from specstream.models.rope import max_positions, transformers_parts
 from specstream.options import Options
 from specstream.planning import kv_seen, window_of
 from specstream.profiles import device_profile
+from specstream.ring import Fill, longer_ring
 from specstream.round_work import NO_DRAFT, DraftWork
 
 UNLIMITED = 1 << 60
@@ -177,13 +178,13 @@ def given_options(given: argparse.Namespace) -> dict[str, Any]:
 def memory_figures(engine: Engine) -> dict[str, Any]:
     """The sizes that were planned."""
     memory = engine.memory
-    kv = memory.draft_kv + memory.drawn_from + memory.device_kv
     return {
         "chunk_tokens": memory.layout.chunk_tokens,
         "group_chunks": memory.chunks_per_group,
         "staging_slots": memory.staging_slots,
         "device_kv_bytes": memory.device_kv,
-        "planned_device_bytes": memory.weights + memory.draft_weights + kv + memory.prompt_buffer,
+        "workspace_bytes": memory.workspace,
+        "planned_device_bytes": memory.device_bytes,
     }
 
 

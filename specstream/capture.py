@@ -21,6 +21,7 @@ from specstream.graph import ModelGraph, ModelSpec
 from specstream.models.normalize import normalized
 from specstream.models.rope import max_positions, transformers_parts
 from specstream.nodes import module_of, remove_dead
+from specstream.widths import widths_of
 
 Forward = Callable[[Tensor, Tensor], Tensor]
 """(input_ids, position_ids), both int64 [1, N] -> logits [1, N, vocab]."""
@@ -74,6 +75,7 @@ def capture(model: nn.Module, *, name: str, max_model_len: int | None) -> ModelG
         dtype=logits.dtype,
         device=device,
         max_positions=max_positions(model),
+        **widths_of(model),
     )
     return ModelGraph(gm, spec)
 

@@ -173,6 +173,7 @@ def _memory_rows(answer: FitReport) -> dict[str, str]:
         "tails": use.tails,
         "resident history": use.resident,
         "prompt buffer": use.prompt_buffer,
+        "workspace": use.workspace,
     }
     rows = {f"  {name}": format_size(size) for name, size in sizes.items() if size}
     total = format_size(use.device)

@@ -21,7 +21,7 @@ from specstream.load_kernels import seat_counts
 from specstream.prompt_attention import PromptAttention
 from specstream.recurring import GraphPool, Recurring
 from specstream.round_spec import SeatSpec
-from specstream.round_tables import TableSizes
+from specstream.table_sizes import TableSizes
 
 
 class CudaDrafter(Drafter):

@@ -33,8 +33,8 @@ from specstream.prompt_attention import PromptAttention
 from specstream.round_graph import Task, TaskKind
 from specstream.round_plan import Lane, Plan, StepOp
 from specstream.round_spec import ChunkRun, RoundSpec
-from specstream.round_tables import TableSizes
 from specstream.streams import CurrentStream, abandon_capture, new_event, new_gate, on_stream, record
+from specstream.table_sizes import TableSizes
 from specstream.target_tasks import run_target_task
 from specstream.task_times import BEGIN, DRAFTING, TaskTimes
 

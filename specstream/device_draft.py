@@ -20,9 +20,10 @@ from specstream.kernels.noisy_scores import noisy_scores
 from specstream.kernels.process import process
 from specstream.mirror import Mirror
 from specstream.recurring import Recurring
-from specstream.round_tables import RoundTables, TableSizes, Tilings
+from specstream.round_tables import RoundTables
 from specstream.scheduler import RequestRows
 from specstream.speculate import Candidates
+from specstream.table_sizes import TableSizes, Tilings
 
 Kind = tuple[frozenset[str], Method]
 """What the steps of a round have in common: the settings that are used, and the rule."""

@@ -27,6 +27,8 @@ class MemoryUse:
     resident: int
     """Blocks for history that stays on the device."""
     prompt_buffer: int
+    workspace: int
+    """Work memory of rounds and prompts."""
     capacity: int | None
     """Of the device; None where it is the host."""
     host: int
@@ -38,11 +40,12 @@ class MemoryUse:
     def device(self) -> int:
         """All that is planned on the device."""
         of_draft = self.draft_weights + self.draft_kv + self.drawn_from
-        return self.weights + of_draft + self.ring + self.tails + self.resident + self.prompt_buffer
+        of_target = self.weights + self.ring + self.tails + self.resident
+        return of_target + of_draft + self.prompt_buffer + self.workspace
 
     @property
     def left(self) -> int | None:
-        """Of the device, for what its engine does not plan: the work of pieces, torch, the driver."""
+        """Of the device, for what its engine does not plan: torch and the driver."""
         return None if self.capacity is None else self.capacity - self.device
 
     @classmethod
@@ -58,6 +61,7 @@ class MemoryUse:
             tails=tails * chunk_bytes,
             resident=(memory.num_blocks - tails) * chunk_bytes,
             prompt_buffer=memory.prompt_buffer,
+            workspace=memory.workspace,
             capacity=capacity,
             host=host,
             host_budget=host_budget,

@@ -72,7 +72,10 @@ def _enough_device(setup: Setup) -> Enough | None:
 def _most_kv(setup: Setup) -> int:
     """Bytes of the target's KV that the device has room for, 1 at least."""
     free, planning, options = setup.planning.free_device, setup.planning, setup.least_options
-    return UNLIMITED if free is None else max(1, free - planning.draft_kv(options) - planning.drawn_from(options))
+    work = planning.work(options)
+    if free is None or work is None:
+        return UNLIMITED
+    return max(1, free - planning.draft_kv(options) - planning.drawn_from(options) - work.least)
 
 
 def _kv_budget(setup: Setup) -> int:

@@ -42,6 +42,10 @@ class ModelSpec:
     """Positions the model's rotary configuration covers; None if it states no limit."""
     attentions: tuple[AttentionSpec, ...] = ()
     """Empty until `stream_attention` has run. All have the same num_kv_heads and head_dim."""
+    hidden_size: int = 0
+    """Values of a row between layers; 0: not known."""
+    intermediate_size: int = 0
+    """Values of a row where a layer is widest: in the middle of its MLP; 0: not known."""
 
     @property
     def num_layers(self) -> int:

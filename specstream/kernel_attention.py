@@ -17,7 +17,8 @@ from specstream.kernels.triton_merge import merge
 from specstream.kv import DeviceStore
 from specstream.ops import token_major
 from specstream.round_spec import ChunkRun
-from specstream.round_tables import RoundTables, Tilings
+from specstream.round_tables import RoundTables
+from specstream.table_sizes import Tilings
 
 
 class KernelAttention:

@@ -12,7 +12,7 @@ from specstream.attention_choice import KernelChoice
 from specstream.batch import MIN_ROWS
 from specstream.graph import AttentionSite, PartitionedModel
 from specstream.kernel_attention import KernelAttention
-from specstream.kernels.triton_attend import MAX_OWN_ROWS
+from specstream.kernels.tiling import MAX_OWN_ROWS
 from specstream.probe import run_pieces
 from specstream.round_spec import ChunkRun
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import psutil
@@ -10,6 +12,7 @@ from specstream.errors import InvalidOption, OutOfBudget
 from specstream.graph import ModelSpec
 from specstream.kv import ChunkLayout
 from specstream.options import Options, format_size, parse_size
+from specstream.ring import Fill, longer_ring, own_device_slots
 from specstream.round_spec import PROMPT_SLOTS, RoundSpec, SeatSpec
 
 MAX_GROUPS = 16
@@ -17,8 +20,6 @@ MAX_GROUPS = 16
 AUTO_SLOTS = 4
 OWN_DEVICE_CHUNK = 64
 """Tokens: as many as the kernels attend to at a time, so that they look a chunk up once."""
-OWN_DEVICE_SLOTS = 4
-"""The fetches in flight last as long as the host needs between two rounds."""
 LEAST_GROUP_BYTES, MOST_GROUP_BYTES = 64 << 20, 256 << 20
 """Of copies to a device of its own: half of a long request's layer within these, so that a round is quick to launch."""
 MIN_AUTO_CHUNK, MAX_AUTO_CHUNK = 16, 512
@@ -59,6 +60,8 @@ class MemoryPlan:
     draft_weights: int
     drawn_from: int = 0
     """Distributions that candidates were drawn from, until they are accepted or not."""
+    workspace: int = 0
+    """Work memory of rounds and prompts on a device of its own, at most."""
 
     def resident_chunks(self, total: int, free_blocks: int, empty_seats: int) -> int:
         """Of a request's `total` chunks, how many stay on the device, so that every other empty seat keeps a tail."""
@@ -87,6 +90,12 @@ class MemoryPlan:
     def prompt_buffer(self) -> int:
         """Work memory of prompt rounds, beside the KV."""
         return PROMPT_SLOTS * self.prompt_chunks * self.layout.block_bytes
+
+    @property
+    def device_bytes(self) -> int:
+        """All that is planned on the device."""
+        of_draft = self.draft_weights + self.draft_kv + self.drawn_from
+        return self.weights + of_draft + self.device_kv + self.prompt_buffer + self.workspace
 
     @property
     def full_kv(self) -> int:
@@ -121,6 +130,7 @@ class MemoryPlan:
             f"ring of {self.staging_slots} x {self.chunks_per_group} chunks": self.ring,
             f"{self.num_blocks} blocks of {self.layout.chunk_tokens} tokens": self.device_kv - self.ring,
             f"prompt buffer of {PROMPT_SLOTS} x {self.prompt_chunks} chunks": self.prompt_buffer,
+            **({"workspace": self.workspace} if self.workspace else {}),
             "host KV, at most": self.host_budget,
             f"one request of {self.max_model_len} tokens": self.full_kv,
         }
@@ -159,6 +169,27 @@ def resolve_batched_tokens(options: Options, *, own_device: bool) -> int:
     return _given(options.max_num_batched_tokens, OWN_DEVICE_BATCHED_TOKENS if own_device else BATCHED_TOKENS)
 
 
+def resolve_layout(options: Options, target: ModelSpec, *, own_device: bool) -> ChunkLayout:
+    """Of the target's chunks."""
+    max_len = resolve_max_model_len(options, target)
+    least_chunk = OWN_DEVICE_CHUNK if own_device else MIN_AUTO_CHUNK
+    chunk_tokens = _given(
+        options.chunk_tokens, min(MAX_AUTO_CHUNK, max(least_chunk, 1 << max(0, (max_len // 64).bit_length() - 1)))
+    )
+    # A larger one would only waste memory.
+    return ChunkLayout.of(target, min(chunk_tokens, max(MIN_AUTO_CHUNK, max_len)))
+
+
+def resolve_group(options: Options, layout: ChunkLayout, request_chunks: int, *, own_device: bool) -> int:
+    """Chunks of a group, if there is room for a ring of such."""
+    return _given(options.group_chunks, _auto_group(layout, request_chunks, options.max_num_seqs, own_device))
+
+
+def no_work(prompt_rows: int) -> int:
+    """Where the device is the host, its work memory is not planned."""
+    return 0
+
+
 def host_budget(options: Options, free_host: int | None = None) -> int:
     """Bytes of host memory that KV may take, if so many are free; None asks the system."""
     if options.host_kv_budget != "auto":
@@ -177,6 +208,7 @@ def plan_memory(
     free_host: int | None = None,
     free_device: int | None = None,
     idle_bytes: int = 0,
+    work: Callable[[int], int] = no_work,
 ) -> MemoryPlan:
     """Resolves every "auto" and checks the budgets.
 
@@ -186,6 +218,7 @@ def plan_memory(
         free_device: free memory of a device with memory of its own, weights loaded; None where the device is the host.
         idle_bytes: what the link can bring while no round is computed: an automatic ring on such a device has room for
             it, so that the link goes on meanwhile.
+        work: bytes of work memory on such a device, by how many rows of prompts a round computes at most.
 
     Raises:
         OutOfBudget: a budget is less than what works, or more than there is; the text has the least that does.
@@ -193,18 +226,13 @@ def plan_memory(
     max_len = resolve_max_model_len(options, target)
     free = psutil.virtual_memory().available if free_host is None else free_host
     own_device = free_device is not None
-    least_chunk = OWN_DEVICE_CHUNK if own_device else MIN_AUTO_CHUNK
-    chunk_tokens = _given(
-        options.chunk_tokens, min(MAX_AUTO_CHUNK, max(least_chunk, 1 << max(0, (max_len // 64).bit_length() - 1)))
-    )
-    chunk_tokens = min(chunk_tokens, max(MIN_AUTO_CHUNK, max_len))  # a larger one would only waste memory
-    layout = ChunkLayout.of(target, chunk_tokens)
-    request_chunks = layout.chunks_of(max_len)
+    layout = resolve_layout(options, target, own_device=own_device)
+    chunk_tokens, request_chunks = layout.chunk_tokens, layout.chunks_of(max_len)
     tail = tail_slots_for(options.most_candidates, chunk_tokens)
     least = _device_bytes(layout, _given(options.staging_slots, 1), _given(options.group_chunks, 1), tail)
     most = layout.chunk_bytes * max(tail, request_chunks) * options.max_num_seqs
-    wanted_group = _given(options.group_chunks, _auto_group(layout, request_chunks, options.max_num_seqs, own_device))
-    wanted_slots = _given(options.staging_slots, _own_device_slots(target.num_layers) if own_device else AUTO_SLOTS)
+    wanted_group = resolve_group(options, layout, request_chunks, own_device=own_device)
+    wanted_slots = _given(options.staging_slots, own_device_slots(target.num_layers) if own_device else AUTO_SLOTS)
     batched_tokens = resolve_batched_tokens(options, own_device=own_device)
     prompt_chunks = layout.chunks_of(batched_tokens) + options.max_num_seqs  # each may begin within a chunk
     prompt_chunks = min(prompt_chunks, request_chunks * options.max_num_seqs)
@@ -213,7 +241,8 @@ def plan_memory(
         room = int(free * DEVICE_SHARE)
         if free_device is not None:
             drafts = draft_kv + drawn_from
-            room = int(free_device * OWN_DEVICE_SHARE) - drafts - PROMPT_SLOTS * prompt_chunks * layout.block_bytes
+            room = min(int(free_device * OWN_DEVICE_SHARE), free_device - work(batched_tokens))
+            room -= drafts + PROMPT_SLOTS * prompt_chunks * layout.block_bytes
         budget = max(least, min(ring + most, room))
     elif options.gpu_kv_budget == "min":
         budget = least
@@ -231,13 +260,20 @@ def plan_memory(
         (budget - _device_bytes(layout, slots, group, 0)) // layout.chunk_bytes, most // layout.chunk_bytes
     )
     taken = _device_bytes(layout, slots, group, num_blocks)
-    if free_device is not None and taken + draft_kv + drawn_from > free_device:
-        raise _device_too_full(options, taken, least, (draft_kv, drawn_from), free_device)
-    if num_blocks == most // layout.chunk_bytes:
-        prompt_chunks = 0
-    elif free_device is not None:  # with a smaller buffer, parts of prompts are smaller
+    least_work = work(chunk_tokens)
+    if free_device is not None and taken + draft_kv + drawn_from + least_work > free_device:
+        raise _device_too_full(options, taken, least, (draft_kv, drawn_from, least_work), free_device)
+    whole = num_blocks == most // layout.chunk_bytes
+    if free_device is not None:  # with less room, parts of prompts are smaller
+
+        def taken_by(chunks: int) -> int:
+            buffer = 0 if whole else PROMPT_SLOTS * chunks * layout.block_bytes
+            return buffer + work(min(batched_tokens, chunks * chunk_tokens))
+
+        most_chunks = layout.chunks_of(batched_tokens) if whole else prompt_chunks
         left = free_device - taken - draft_kv - drawn_from
-        prompt_chunks = max(1, min(prompt_chunks, left // (PROMPT_SLOTS * layout.block_bytes)))
+        prompt_chunks = 1 + bisect_right(range(2, most_chunks + 1), left, key=taken_by)
+        batched_tokens = min(batched_tokens, prompt_chunks * chunk_tokens)
     resident = _resident(request_chunks, num_blocks, options.max_num_seqs, tail)
     host_chunks = request_chunks - resident
     on_host = host_budget(options, free)
@@ -256,11 +292,12 @@ def plan_memory(
         tail_slots=tail,
         num_blocks=num_blocks,
         max_num_batched_tokens=batched_tokens,
-        prompt_chunks=prompt_chunks,
+        prompt_chunks=0 if whole else prompt_chunks,
         host_budget=on_host,
         extent_chunks=min(request_chunks, on_host // layout.chunk_bytes),
         draft_kv=draft_kv,
         drawn_from=drawn_from,
+        workspace=work(batched_tokens),
         weights=weights,
         draft_weights=draft_weights,
     )
@@ -278,51 +315,6 @@ def _auto_group(layout: ChunkLayout, request_chunks: int, requests: int, own_dev
     together = -(-request_chunks * requests // max(MAX_GROUPS, requests))
     half = request_chunks * layout.block_bytes // 2
     return min(request_chunks, max(together, min(max(LEAST_GROUP_BYTES, half), MOST_GROUP_BYTES) // layout.block_bytes))
-
-
-def _own_device_slots(num_layers: int) -> int:
-    """The first number from OWN_DEVICE_SLOTS to twice that which divides the layers; if none does, the first.
-
-    Then each round leaves the ring where it found it, so that one captured graph serves all rounds of a structure.
-    """
-    near = range(OWN_DEVICE_SLOTS, 2 * OWN_DEVICE_SLOTS + 1)
-    return next((slots for slots in near if num_layers % slots == 0), OWN_DEVICE_SLOTS)
-
-
-@dataclass(frozen=True)
-class Fill:
-    """How full ring slots are."""
-
-    chunk_bytes: int
-    """Of a chunk in a layer."""
-    group: int
-    """Chunks that a slot has room for."""
-    streamed: int
-    """Chunks of a request that stream."""
-
-    @property
-    def slot_bytes(self) -> int:
-        return self.group * self.chunk_bytes
-
-    @property
-    def group_bytes(self) -> float:
-        """Of a group on average: the last one of a request has the rest of its chunks."""
-        return self.streamed * self.chunk_bytes / max(1, -(-self.streamed // self.group))
-
-
-def longer_ring(num_layers: int, slots: int, fill: Fill, idle_bytes: int, most_bytes: int) -> int:
-    """Slots of a ring, `slots` or more, which hold what the link brings while no round is computed.
-
-    One more is there for the group that is attended to. More than `slots` divide the layers, and take no more than
-    `most_bytes`: what the ring leaves, resident chunks use as well.
-    """
-    most = min(num_layers, most_bytes // fill.slot_bytes) if fill.streamed else slots
-    longer = (number for number in range(slots + 1, most + 1) if num_layers % number == 0)
-    for number in longer:
-        if (slots - 1) * fill.group_bytes >= idle_bytes:
-            break
-        slots = number
-    return slots
 
 
 def _given(option: int | str, automatic: int) -> int:
@@ -347,19 +339,21 @@ def _shrink_ring(
     return slots, group
 
 
-def _device_too_full(options: Options, taken: int, least: int, of_draft: tuple[int, int], free: int) -> OutOfBudget:
-    (draft_kv, drawn_from), beside = of_draft, sum(of_draft)
-    drafts = f" and the draft's KV {format_size(draft_kv)}" if draft_kv else ""
-    drafts += f", its distributions {format_size(drawn_from)}" if drawn_from else ""
-    text = f"the target's KV on the device takes {format_size(taken)}{drafts}; {format_size(free)} are free there"
-    if least + beside <= free:
-        way_out = f"Way out: a gpu_kv_budget of at most {format_size(free - beside)}; {format_size(least)} works"
-        return OutOfBudget(text, way_out)
+def _device_too_full(options: Options, taken: int, least: int, beside: tuple[int, int, int], free: int) -> OutOfBudget:
+    """`beside` are bytes of the draft's KV, of its distributions and of work memory, at least."""
+    draft_kv, drawn_from, work = beside
+    takes = f" and the draft's KV {format_size(draft_kv)}" if draft_kv else ""
+    takes += f", its distributions {format_size(drawn_from)}" if drawn_from else ""
+    takes += f", workspace {format_size(work)}" if work else ""
+    text = f"the target's KV on the device takes {format_size(taken)}{takes}; {format_size(free)} are free there"
+    if least + sum(beside) <= free:
+        most = format_size(free - sum(beside))
+        return OutOfBudget(text, f"Way out: a gpu_kv_budget of at most {most}; {format_size(least)} works")
     smaller = "a smaller draft_window, " if draft_kv and options.draft_window in (None, "auto") else ""
     fewer = "fewer max_num_seqs, " if options.max_num_seqs > 1 else ""
     return OutOfBudget(
         text,
-        f"The least that works is {format_size(least + beside)}. Ways out: {smaller}{fewer}smaller "
+        f"The least that works is {format_size(least + sum(beside))}. Ways out: {smaller}{fewer}smaller "
         f"chunk_tokens, or a device with more memory",
     )
 

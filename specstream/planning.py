@@ -16,12 +16,20 @@ from specstream.graph import ModelSpec, PlannableModel
 from specstream.idle import idle_bytes
 from specstream.kv import ChunkLayout
 from specstream.lookahead import ITSELF, SECOND_MODEL, FanOut, branches_of
-from specstream.memory import MemoryPlan, plan_memory, resolve_max_model_len
+from specstream.memory import (
+    MemoryPlan,
+    no_work,
+    plan_memory,
+    resolve_group,
+    resolve_layout,
+    resolve_max_model_len,
+)
 from specstream.options import SELF_WINDOW, Options
 from specstream.planner import Planner
 from specstream.policy import choose_drafting
 from specstream.round_work import NO_DRAFT, DraftWork
 from specstream.speculate import DRAWN_FROM_DTYPE
+from specstream.work_memory import DraftShape, WorkMemory
 
 
 @dataclass(frozen=True)
@@ -78,6 +86,27 @@ class Planning:
             candidates += (seats + branches_of(options, self.fan_out(options)).count) * (depth + 1)
         return candidates * self.target.spec.vocab_size * DRAWN_FROM_DTYPE.itemsize
 
+    def work(self, options: Options) -> WorkMemory | None:
+        """On a device of its own."""
+        if self.free_device is None:
+            return None
+        spec, longest = self.target.spec, resolve_max_model_len(options, self.target.spec)
+        layout = resolve_layout(options, spec, own_device=True)
+        requests, draft = options.max_num_seqs, None
+        if self.draft is not None:
+            seats = requests + branches_of(options, self.fan_out(options)).count
+            draft = DraftShape(self.draft.spec, BlockWindow.of(self.window(options)), seats)
+        return WorkMemory(
+            spec=spec,
+            layout=layout,
+            request_tokens=longest,
+            requests=requests,
+            group_chunks=resolve_group(options, layout, layout.chunks_of(longest), own_device=True),
+            verified=-(-requests // 2) if options.drafting == "cohorts" else requests,
+            rows_of_seat=options.most_candidates + 1,
+            draft=draft,
+        )
+
     def planned(self, options: Options) -> tuple[MemoryPlan, Planner]:
         """The memory plan and the planner of rounds, for options whose policy and number of candidates are settled.
 
@@ -89,6 +118,7 @@ class Planning:
 
     def memory(self, options: Options) -> MemoryPlan:
         """As `planned`."""
+        work = self.work(options)
         return plan_memory(
             options,
             self.target.spec,
@@ -99,6 +129,7 @@ class Planning:
             free_host=self.free_host,
             free_device=self.free_device,
             idle_bytes=idle_bytes(options, self.profile, self.draft_work(options)),
+            work=no_work if work is None else work.bytes,
         )
 
     def settled(self, options: Options) -> Options:

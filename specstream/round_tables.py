@@ -2,75 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from specstream.batch import RoundBatch
-from specstream.kernels.tiling import Tiling, choose_tiling
-from specstream.kernels.triton_attend import MAX_OWN_ROWS, Seats
-from specstream.kv import ChunkLayout, SequenceKV
+from specstream.kernels.tiling import MAX_OWN_ROWS
+from specstream.kernels.triton_attend import Seats
+from specstream.kv import SequenceKV
 from specstream.mirror import Mirror
 from specstream.round_spec import ChunkRun, SeatSpec
-
-
-@dataclass(frozen=True)
-class TableSizes:
-    """Sizes of the tables of one kind of round."""
-
-    seats: int
-    rows: int
-    """Padded: rows beyond those of seats are computed and ignored."""
-    rows_per_seat: int
-    """The most rows of a seat, or more."""
-    blocks: int
-    """Device blocks that a seat may attend to."""
-    append_blocks: int
-    """Device blocks that a seat's rows may fall into."""
-    groups: int
-    """Groups that stream in each layer."""
-    groups_per_seat: int
-    """The most of them that are of one seat."""
-    chunks_per_group: int
-
+from specstream.table_sizes import TableSizes, Tilings
 
 OF_A_SEAT = ("row_start", "row_count", "key_count", "position", "part_count")
 """Tables with one number a seat."""
 SEAT_STEP = 4
 """Rows of a table begin at 16 bytes, or Triton would compile the kernels once more."""
-MOST_STAGED_PARTS = 32
-"""Partial results of a row over streamed keys: a group's attention is to be quicker than its transfer, no more."""
-
-
-@dataclass(frozen=True)
-class Tilings:
-    """How the launches of a layer are cut."""
-
-    local: Tiling
-    """Over the keys on the device."""
-    staged: Tiling
-    """Over the keys of a group."""
-
-    @classmethod
-    def of(cls, sizes: TableSizes, layout: ChunkLayout, num_heads: int) -> Tilings:
-        def tiling(seats: int, chunks: int) -> Tiling:
-            heads, keys = layout.num_kv_heads, chunks * layout.chunk_tokens
-            rows, dim = sizes.rows_per_seat, layout.head_dim
-            return choose_tiling(seats, heads, num_heads // heads, rows, keys, dim, layout.dtype)
-
-        staged = tiling(1, sizes.chunks_per_group)
-        splits = max(1, min(staged.splits, MOST_STAGED_PARTS // max(1, sizes.groups_per_seat)))
-        return cls(tiling(sizes.seats, sizes.blocks), replace(staged, splits=splits))
-
-    @property
-    def local_parts(self) -> int:
-        """Partial results of the keys on the device, the round's own rows included."""
-        return self.local.splits + 1
-
-    def parts(self, sizes: TableSizes) -> int:
-        """Partial results of a row, at most."""
-        return self.local_parts + sizes.groups_per_seat * self.staged.splits
 
 
 @dataclass

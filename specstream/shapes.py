@@ -20,6 +20,7 @@ from specstream.graph import AttentionSite, AttentionSpec, ModelSpec
 from specstream.models.normalize import attention_implementation
 from specstream.models.rope import max_positions, plain_rope, transformers_parts
 from specstream.models.trial import refused_arguments
+from specstream.widths import widths_of
 
 _IMPLEMENTATION = "specstream_shapes"
 _TOKENS = 3
@@ -86,7 +87,13 @@ def shapes_of(model: nn.Module, name: str, device: torch.device, max_model_len: 
         reason = f"{type(model).__name__} does not attend through transformers' AttentionInterface"
         raise UnsupportedModel("", reason, "Use the model's implementation in transformers.")
     spec = ModelSpec(
-        name, logits.shape[-1], record.dtype, device, max_positions(model), attentions=tuple(record.attentions)
+        name,
+        logits.shape[-1],
+        record.dtype,
+        device,
+        max_positions(model),
+        attentions=tuple(record.attentions),
+        **widths_of(model),
     )
     for attention in spec.attentions:
         if (attention.num_kv_heads, attention.head_dim) != (spec.num_kv_heads, spec.head_dim):

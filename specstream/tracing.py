@@ -103,6 +103,7 @@ def _bytes_by_class(memory: MemoryPlan) -> dict[str, int]:
         "ring": memory.ring,
         "blocks": memory.device_kv - memory.ring,
         "prompt_buffer": memory.prompt_buffer,
+        "workspace": memory.workspace,
         "host_budget": memory.host_budget,
     }
 

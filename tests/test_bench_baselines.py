@@ -59,6 +59,10 @@ def test_the_scripts_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     traced = figures_of("trace_overhead", *few, "--draft", "self", "--context", "512", "--kept", "2", **places)
     assert traced["overhead"] > -1
     assert traced["run_bytes"] > 0
+    every = "--target", "tiny", "--draft", "tiny", "--small", "tiny"
+    peaks = figures_of("peak_memory", *every, "--context", "1024", "--new-tokens", "6", **places)
+    assert [one["batch"] for one in peaks["configurations"]] == [1, 2, 8, 1, 4, 1]
+    assert peaks["worst_error"] is None, "nothing is measured on a CPU"
     ranks = figures_of("recovery_ranks", "--context", "128", "--prompts", "2", **places)
     assert 0.3 < ranks["agreement"] < 1
     assert 0.1 < sum(ranks["rank_shares"]) <= 1

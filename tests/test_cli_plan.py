@@ -51,8 +51,10 @@ def test_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert figures["max_batch"] > 1
     assert "max_context" not in figures
     memory = figures["memory"]
-    classes = ("weights", "draft_weights", "draft_kv", "drawn_from", "ring", "tails", "resident", "prompt_buffer")
+    of_target, of_draft = ("weights", "ring", "tails", "resident"), ("draft_weights", "draft_kv", "drawn_from")
+    classes = (*of_target, *of_draft, "prompt_buffer", "workspace")
     assert sum(memory[name] for name in classes) == memory["device"]
+    assert memory["workspace"] > 0
     assert memory["ring"] + memory["tails"] + memory["resident"] <= 4 << 20
     assert memory["host"] > 0
     assert cli.main([*STREAMS, "--json", str(file), "--max-batch"]) == 0

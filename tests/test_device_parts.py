@@ -20,12 +20,13 @@ from specstream.draft import DraftWindow, _DraftSeat
 from specstream.kernel_settings import KernelSettings
 from specstream.kv import ChunkLayout, SequenceKV
 from specstream.processors import make_sampling
-from specstream.round_tables import RoundTables, TableSizes, Tilings
+from specstream.round_tables import RoundTables
 from specstream.sampling import Sampling
 from specstream.scheduler import RequestRows
 from specstream.sequence import Sequence
 from specstream.settings import merge_settings
 from specstream.speculate import Candidates, Speculation, SyntheticAcceptance
+from specstream.table_sizes import TableSizes, Tilings
 from tests.helpers import captured, model
 
 pytestmark = pytest.mark.interpreter

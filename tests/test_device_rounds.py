@@ -139,10 +139,12 @@ def test_distributions_take_what_is_planned(drafting: str) -> None:
     memory = plan.memory(options)
     assert memory.drawn_from == rounds.drawn_from_bytes
     assert plan.drawn_from(replace(options, rejection_sample_method="coupled")) == 0
-    least = memory.device_kv + memory.draft_kv + memory.drawn_from
+    work, given = plan.work(options), replace(options, gpu_kv_budget=memory.device_kv)
+    assert work is not None
+    least = memory.device_kv + memory.draft_kv + memory.drawn_from + work.least
     with pytest.raises(OutOfBudget, match="its distributions"):
-        replace(plan, free_device=least - 1).memory(replace(options, gpu_kv_budget=memory.device_kv))
-    replace(plan, free_device=least + memory.prompt_buffer).memory(replace(options, gpu_kv_budget=memory.device_kv))
+        replace(plan, free_device=least - 1).memory(given)
+    replace(plan, free_device=least).memory(given)
     engine.close()
     assert rounds.drawn_from_bytes == 0
 

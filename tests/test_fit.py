@@ -58,9 +58,9 @@ def test_a_long_context_on_a_small_device_is_bound_by_the_link() -> None:
 def test_it_is_by_what_an_engine_would_plan() -> None:
     """For a model that is captured, too: the same memory, policy and period."""
     real: PartitionedModel = captured(model("qwen3"))
-    setup, _ = make_setup(TARGET, DRAFT, 2048, 4, "h200", "200MiB", None, {"gpu_kv_budget": "12MiB"})
+    setup, _ = make_setup(TARGET, DRAFT, 2048, 4, "h200", "400MiB", None, {"gpu_kv_budget": "12MiB"})
     assert choose_drafting(setup.least_options, setup.planning.planned) in ("sequential", "cohorts")
-    report = plan(TARGET, DRAFT, context=2048, batch=4, device="h200", fit_gpu="200MiB", gpu_kv_budget="12MiB")
+    report = plan(TARGET, DRAFT, context=2048, batch=4, device="h200", fit_gpu="400MiB", gpu_kv_budget="12MiB")
     assert report.prediction is not None
     period = verified_us(report.options, setup.planning.planned)
     assert report.prediction.rounds * report.prediction.round_ms == pytest.approx(period / 1e3)

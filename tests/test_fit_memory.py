@@ -74,6 +74,7 @@ def test_figures_are_what_is_allocated(seed: int, folder: Path) -> None:
         assert (use.weights, use.draft_weights) == (memory.weights, memory.draft_weights)
         assert use.ring == store.ring.nbytes
         assert use.prompt_buffer == store.prompt.nbytes
+        assert use.workspace == memory.workspace == 0, "the device is the host"
         assert use.tails + use.resident == store.blocks.nbytes
         assert use.host == host.allocated_bytes
         kept = [sequence.kv for sequence in engine._scheduler.running if sequence.kv is not None]

@@ -9,9 +9,10 @@ import torch
 
 from specstream.graph import AttentionSpec, ModelSpec
 from specstream.idle import HOST_GAP_US, idle_bytes
-from specstream.memory import Fill, MemoryPlan, longer_ring, plan_memory
+from specstream.memory import MemoryPlan, plan_memory
 from specstream.options import Options
 from specstream.profiles import H200
+from specstream.ring import Fill, longer_ring
 from specstream.round_work import NO_DRAFT, DraftWork
 
 MIB, GIB = 1 << 20, 1 << 30

@@ -74,7 +74,7 @@ def test_the_ring_of_a_device_of_its_own_is_as_long_as_divides_the_layers(layers
     """Then a round of any number of groups leaves the ring where it found it; a prime number of layers cannot."""
     deep = ModelSpec("deep", 96, torch.float64, torch.device("cpu"), 8192, (ATTENTION,) * layers)
     options = Options(max_model_len=4096, max_num_seqs=2)
-    sizes = {"weights": 0, "free_host": 64 * GIB, "free_device": GIB}
+    sizes: dict[str, Any] = {"weights": 0, "free_host": 64 * GIB, "free_device": GIB}
     assert plan_memory(options, deep, **sizes).staging_slots == slots
     assert plan_memory(replace(options, staging_slots=5), deep, **sizes).staging_slots == 5
 
@@ -88,7 +88,7 @@ def test_a_layer_has_few_groups_on_a_device_of_its_own(tokens: int, requests: in
     attention = AttentionSpec(0, "a", 32, 8, 128, 1.0)
     model = ModelSpec("8b", 96, torch.bfloat16, torch.device("cpu"), 1 << 20, (attention,) * 36)
     options = Options(max_model_len=tokens, max_num_seqs=requests)
-    sizes = {"weights": 0, "free_host": 1024 * GIB, "free_device": 128 * GIB}
+    sizes: dict[str, Any] = {"weights": 0, "free_host": 1024 * GIB, "free_device": 128 * GIB}
     assert plan_memory(options, model, **sizes).chunks_per_group == group
 
 

@@ -16,10 +16,10 @@ from specstream.errors import InvalidOption
 from specstream.exposure import exposure
 from specstream.graph import AttentionSpec, ModelSpec, PartitionedModel, Piece
 from specstream.idle import idle_bytes
-from specstream.memory import Fill, longer_ring
 from specstream.options import Options
 from specstream.planner import Planner
 from specstream.profiles import CPU_PROFILE, H200, PROFILES, cuda_profile, find_profile, named_profile
+from specstream.ring import Fill, longer_ring
 from specstream.round_graph import Task, TaskKind
 from specstream.round_plan import Lane, lane_of
 from specstream.round_spec import ChunkRun, RoundSpec, SeatSpec

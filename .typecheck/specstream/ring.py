@@ -1,0 +1,1 @@
+../../specstream/ring.py

@@ -1,0 +1,1 @@
+../../specstream/table_sizes.py

@@ -1,0 +1,1 @@
+../../specstream/work_memory.py
