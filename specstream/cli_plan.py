@@ -199,11 +199,11 @@ def _prediction_rows(answer: FitReport) -> dict[str, str]:
         rows["link"] = f"{round_.link_floor_ms:.2f} ms for what streams: {round_.link_utilization:.0%} busy"
     else:
         rows["link"] = "nothing streams"
-    if answer.draft is not None:
+    if answer.drafts:
         hidden, exposed = round_.hidden_draft_ms, round_.exposed_draft_ms
         chosen = f"{answer.options.num_speculative_tokens} candidates, {answer.options.drafting}"
         rows["drafting"] = f"{chosen}: {hidden:.2f} ms hidden, {exposed:.2f} ms exposed"
     rates = " to ".join(f"{rate:.1f}" for rate in round_.tokens_per_second)
     at = " to ".join(f"{chance:g}" for chance in answer.acceptance)
-    rows["tokens/s"] = rates if answer.draft is None else f"{rates}, at acceptance {at}"
+    rows["tokens/s"] = f"{rates}, at acceptance {at}" if answer.drafts else rates
     return rows

@@ -138,6 +138,11 @@ class FitReport:
     def fits(self) -> bool:
         return self.reason is None
 
+    @property
+    def drafts(self) -> bool:
+        """Whether candidates are proposed."""
+        return self.draft is not None and self.options.drafting != "off"
+
     def __str__(self) -> str:
         """What the command shows."""
         from specstream.cli_plan import table_rows, title
@@ -152,6 +157,7 @@ class FitReport:
         known["link_utilization"] = self.prediction.link_utilization if self.prediction else None
         rates = known["tokens_per_second"]
         known["tokens_per_second"] = rates[0] if rates and len(rates) == 1 else rates
+        acceptance = self.acceptance[0] if len(self.acceptance) == 1 else self.acceptance
         memory = None
         if self.memory is not None:
             memory = {**asdict(self.memory), "device": self.memory.device, "left": self.memory.left}
@@ -162,7 +168,7 @@ class FitReport:
             "device": self.profile.title,
             "context": self.context,
             "batch": self.batch,
-            "acceptance": self.acceptance[0] if len(self.acceptance) == 1 else self.acceptance,
+            "acceptance": acceptance if self.drafts else None,
             "fits": self.fits,
             "reason": self.reason,
             "short": asdict(self.short) if self.short is not None else None,

@@ -68,6 +68,14 @@ def test_it_is_by_what_an_engine_would_plan() -> None:
     assert planning.settled(replace(report.options, num_speculative_tokens="auto")).num_speculative_tokens == 1
 
 
+def test_acceptance_means_nothing_where_nothing_drafts() -> None:
+    for report in (plan(PAIR[0], None, context=8192, device="rtx-4090"), long(drafting="off")):
+        assert report.figures()["acceptance"] is None
+        assert "acceptance" not in str(report)
+    assert long().figures()["acceptance"] == 0.8
+    assert "at acceptance 0.8" in str(long())
+
+
 def test_a_range_of_acceptance_and_a_number_of_candidates_that_is_chosen() -> None:
     report = long(acceptance=(0.5, 0.9), num_speculative_tokens="auto")
     assert report.prediction is not None
