@@ -50,11 +50,14 @@ def turns(options: Options) -> int:
 
 
 def usual_round(options: Options, memory: MemoryPlan) -> RoundSpec:
-    """The round of as many requests of `max_model_len` as there can be, by a policy that is settled: with cohorts that
-    of one of them, with lookahead as if all that comes were foreseen."""
+    """The round of as many requests of `max_model_len` as there can be, by a policy that is settled.
+
+    With cohorts that of one of them; with lookahead, whose steps are one more than candidates, as if all that comes
+    were foreseen.
+    """
     round_of_all = longest_round(memory, options.max_num_seqs, options.most_candidates)
     if options.drafting == "lookahead":
-        return replace(round_of_all, drafts_beside=True)
+        return replace(round_of_all, drafts_beside=True, draft_steps=options.most_candidates + 1)
     if options.drafting != "cohorts":
         return round_of_all
     half = round_of_all.seats[: (options.max_num_seqs + 1) // 2]

@@ -27,7 +27,7 @@ class DraftWork:
     itemsize: int = 2
     """Bytes of a weight."""
     kv_bytes: int = 0
-    """Of keys and values that it reads of each request, at most."""
+    """Of keys and values that it reads for each row, at most."""
     rows: int = 0
     """That it computes, where these are more than one for each request."""
 
@@ -36,8 +36,8 @@ class DraftWork:
         return 2 * (self.read_bytes // self.itemsize) * max(self.rows, requests)
 
     def bytes_of(self, requests: int) -> int:
-        """That it reads."""
-        return self.read_bytes + requests * self.kv_bytes
+        """That it reads, of branches of one request too: what they share is more than caches hold."""
+        return self.read_bytes + max(self.rows, requests) * self.kv_bytes
 
     @property
     def launches(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Literal
 
 import pytest
@@ -14,6 +15,7 @@ from specstream.options import SELF_WINDOW, Options
 from specstream.passes.expand_fetches import ExpandFetches
 from specstream.passes.place_draft import PlaceDraft
 from specstream.planning import Planning
+from specstream.policy import usual_round
 from specstream.profiles import H200
 from specstream.round_graph import Task
 from specstream.round_spec import SeatSpec
@@ -76,6 +78,16 @@ def test_a_draft_step_reads_weights_once_and_the_keys_of_each_request() -> None:
     work = DraftWork(100, 2, kv_bytes=7)
     for seats in ((seat(),), (seat(), seat(1))):
         assert tasks(*seats, draft=work)["draft/0"].memory_bytes == 100 + 7 * len(seats)
+        assert tasks(*seats, draft=replace(work, rows=5))["draft/0"].memory_bytes == 100 + 7 * 5
+
+
+def test_lookahead_drafts_once_more_than_there_are_candidates() -> None:
+    options = Options(max_model_len=512, max_num_seqs=1, num_speculative_tokens=3, gpu_kv_budget="min")
+    target = captured(build("qwen3", num_hidden_layers=2, max_position_embeddings=512))
+    ahead, behind = replace(options, drafting="lookahead"), replace(options, drafting="sequential")
+    for settled, steps in ((ahead, 4), (behind, 3)):
+        memory, _ = Planning(target, target, H200, 1 << 40).planned(settled)
+        assert usual_round(settled, memory).draft_steps == steps
 
 
 def test_keys_that_a_draft_reads_are_those_of_its_window() -> None:

@@ -49,7 +49,7 @@ def test_branches_are_chosen_with_lookahead_alone() -> None:
     assert {each.lookahead_branches for each in other["num_speculative_tokens"](few)} == {8}
     workload = Workload(256, 2, 0.8)
     rates = [predicted_rate(each.given_to(options), planning, workload) for each in (few, near_it[32], near_it[128])]
-    assert rates == sorted(rates)
+    assert rates[1] == max(rates), "few are seldom right, and many read much"
     fixed = Options(**SMALL | {"drafting": "lookahead", "lookahead_branches": 5})
     assert "lookahead_branches" not in open_settings(fixed)
     assert planning.fan_out(fixed).branches == 5
