@@ -33,7 +33,7 @@ METAVARS = {"Size": "SIZE", "int": "N", "float": "X"}
 USAGE, FAILURE, INTERRUPTED, BROKEN_PIPE = 2, 1, 130, 141
 EXIT_STATUS = (
     "Exit status: 0; 1 if the command failed; 2 if it was used wrongly, which includes options for which the memory "
-    "does not suffice; 130 after Ctrl-C."
+    "does not suffice, but for plan, which then says so; 130 after Ctrl-C."
 )
 
 

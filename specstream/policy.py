@@ -6,9 +6,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal
 
+from specstream.errors import OutOfBudget
 from specstream.memory import MemoryPlan
 from specstream.options import Options
 from specstream.planner import Planner
+from specstream.rehearsal import rehearse
 from specstream.round_spec import RoundSpec
 from specstream.steady import steady_round
 
@@ -25,8 +27,9 @@ def choose_drafting(options: Options, planned: Planned) -> Policy:
 
     Each has the memory plan that is made for it. Drafting after acceptance costs nothing where the ring holds what the
     link brings while the draft proposes; drafting beside the target needs no such ring, and what that leaves keeps
-    chunks of the history on the device. Nothing else than the former is asked of a device that is the host: there
-    drafts do not run beside the target.
+    chunks of the history on the device. But distributions of two groups take more, so that on a full device fewer
+    requests may run at once. Nothing else than the former is asked of a device that is the host: there drafts do not
+    run beside the target.
     """
     sequential = replace(options, drafting="sequential")
     memory, planner = planned(sequential)
@@ -34,7 +37,14 @@ def choose_drafting(options: Options, planned: Planned) -> Policy:
     beside = planner.profile.device_memory_bytes is not None
     if not beside or not planner.draft.layers or options.max_num_seqs < 2 or not streams:
         return "sequential"
-    gain = verified_us(sequential, planned) / verified_us(replace(options, drafting="cohorts"), planned)
+    by_turns = replace(options, drafting="cohorts")
+    try:
+        at_once = rehearse(planned(by_turns)[0], options.max_num_seqs).running
+    except OutOfBudget:
+        return "sequential"
+    if at_once < min(options.max_num_seqs, rehearse(memory, options.max_num_seqs).running):
+        return "sequential"
+    gain = verified_us(sequential, planned) / verified_us(by_turns, planned)
     return "cohorts" if gain > LEAST_GAIN else "sequential"
 
 

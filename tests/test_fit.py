@@ -68,6 +68,17 @@ def test_it_is_by_what_an_engine_would_plan() -> None:
     assert planning.settled(replace(report.options, num_speculative_tokens="auto")).num_speculative_tokens == 1
 
 
+def test_cohorts_are_not_chosen_where_fewer_requests_would_run_at_once() -> None:
+    """Two groups' distributions take more: as many as fit by one policy are not refused for another."""
+    shape: dict[str, Any] = {"context": 4096, "device": "l40s", "batch": 169}
+    report = plan("qwen3-0.6b", "self", **shape)
+    assert report.fits
+    assert report.options.drafting == "sequential"
+    cohorts = plan("qwen3-0.6b", "self", **shape, drafting="cohorts")
+    assert cohorts.reason is not None
+    assert "of 169 requests run at once" in cohorts.reason
+
+
 def test_acceptance_means_nothing_where_nothing_drafts() -> None:
     for report in (plan(PAIR[0], None, context=8192, device="rtx-4090"), long(drafting="off")):
         assert report.figures()["acceptance"] is None
