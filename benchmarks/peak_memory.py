@@ -98,10 +98,9 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
 
 def forget(device: torch.device) -> None:
     """Frees what an earlier engine has left: its models, and what a library keeps for its streams."""
-    give_memory_back()
     if device.type == "cuda":
         torch._C._cuda_clearCublasWorkspaces()
-        torch.cuda.empty_cache()
+    give_memory_back()
 
 
 def parser() -> argparse.ArgumentParser:

@@ -15,7 +15,7 @@ from specstream.executor import CpuExecutor, Executor
 from specstream.graph import ModelSpec, PartitionedModel
 from specstream.kv import DeviceStore, HostStore
 from specstream.lane_streams import LaneStreams
-from specstream.lookahead import FanOut, Lookahead, branches_of
+from specstream.lookahead import FanOut, Lookahead
 from specstream.memory import MemoryPlan, resolve_max_model_len
 from specstream.options import Options
 from specstream.planner import Planner
@@ -103,7 +103,7 @@ def make_parts(
         host.prepare()
     drafter = None
     if draft is not None:
-        branches, window = branches_of(options, planning.fan_out(options)), planning.window(options)
+        branches, window = planning.branches(options), planning.window(options)
         drafter = _drafter(draft, window, target.spec.vocab_size, options.max_num_seqs, branches, streams)
     speculator = _speculator(options, target, drafter, planning.fan_out(options), streams)
     speculator.depths = depths_of(options, memory, planner) if adapts else None

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from specstream.block_window import BLOCK_TOKENS, BlockWindow
 from specstream.cost import DeviceProfile
 from specstream.depth import choose_depth
-from specstream.draft import DraftWindow
+from specstream.draft import Branches, DraftWindow
 from specstream.graph import ModelSpec, PlannableModel
 from specstream.idle import idle_bytes
 from specstream.kv import ChunkLayout
@@ -50,12 +50,16 @@ class Planning:
         usual, branches = ITSELF if self.draft is self.target else SECOND_MODEL, options.lookahead_branches
         return usual if branches == "auto" else replace(usual, branches=branches)
 
+    def branches(self, options: Options) -> Branches:
+        """What is drafted for beside requests, with lookahead."""
+        return branches_of(options, self.fan_out(options))
+
     def draft_work(self, options: Options) -> DraftWork:
         """One draft step."""
         if self.draft is None:
             return NO_DRAFT
         spec, kv = self.draft.spec, kv_seen(self.draft.spec, self.window(options))
-        rows = branches_of(options, self.fan_out(options)).count
+        rows = self.branches(options).count
         return DraftWork(self.draft.read_bytes, spec.num_layers, spec.dtype.itemsize, kv, rows)
 
     @property
@@ -83,7 +87,7 @@ class Planning:
         if options.drafting == "cohorts":
             candidates += seats * depth
         elif options.drafting == "lookahead":
-            candidates += (seats + branches_of(options, self.fan_out(options)).count) * (depth + 1)
+            candidates += (seats + self.branches(options).count) * (depth + 1)
         return candidates * self.target.spec.vocab_size * DRAWN_FROM_DTYPE.itemsize
 
     def work(self, options: Options) -> WorkMemory | None:
@@ -94,7 +98,7 @@ class Planning:
         layout = resolve_layout(options, spec, own_device=True)
         requests, draft = options.max_num_seqs, None
         if self.draft is not None:
-            seats = requests + branches_of(options, self.fan_out(options)).count
+            seats = requests + self.branches(options).count
             draft = DraftShape(self.draft.spec, BlockWindow.of(self.window(options)), seats)
         return WorkMemory(
             spec=spec,

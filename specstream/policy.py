@@ -42,7 +42,7 @@ def choose_drafting(options: Options, planned: Planned) -> Policy:
         at_once = rehearse(planned(by_turns)[0], options.max_num_seqs).running
     except OutOfBudget:
         return "sequential"
-    if at_once < min(options.max_num_seqs, rehearse(memory, options.max_num_seqs).running):
+    if at_once < rehearse(memory, options.max_num_seqs).running:
         return "sequential"
     gain = verified_us(sequential, planned) / verified_us(by_turns, planned)
     return "cohorts" if gain > LEAST_GAIN else "sequential"

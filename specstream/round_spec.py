@@ -187,10 +187,10 @@ class RoundSpec:
     @cached_property
     def _canonical(self) -> RoundSpec:
         forms = [seat.canonical(self.chunks_per_group) for seat in self.seats]
-        number = {seat.seat: place for place, seat in enumerate(self.seats)}
-        seats = tuple(replace(form, seat=number[form.seat]) for form in forms)
+        seats = tuple(replace(form, seat=place) for place, form in enumerate(forms))
         if self.next_runs is None:
             return replace(self, seats=seats)
+        number = {form.seat: place for place, form in enumerate(forms)}
         own, next_runs = {form.seat: form.next_on_host for form in forms}, []
         for run in self.next_runs:
             shared = own.get(run.seat) or run.full(self.chunks_per_group)

@@ -1,4 +1,4 @@
-"""Ctrl-C and a process that is killed, with fetches under way: no hang, and nothing stays pinned."""
+"""Ctrl-C and a process that is killed, with fetches under way: no hang, and nothing stays pinned or uncollected."""
 
 from __future__ import annotations
 
