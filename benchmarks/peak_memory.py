@@ -84,6 +84,8 @@ def measure_one(given: argparse.Namespace, one: Configuration, device: torch.dev
 
 def measure(given: argparse.Namespace) -> dict[str, Any]:
     device = choose_device(given.device)
+    if device.type == "cuda":
+        torch.cuda.init()  # before anything asks the allocator for its figures
     configurations = [measure_one(given, one, device) for one in CONFIGURATIONS]
     errors = [abs(one["error"]) for one in configurations if one["error"] is not None]
     return {
