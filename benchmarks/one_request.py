@@ -35,7 +35,7 @@ from specstream.cli import positive
 from specstream.cli_bench import add_device
 from specstream.depth import expected_tokens
 from specstream.engine import Engine
-from specstream.lookahead import ITSELF, SECOND_MODEL, expected_hit_rate
+from specstream.fan_out import ITSELF, SECOND_MODEL, expected_hit_rate
 from specstream.options import SELF
 from specstream.rates import link_bandwidth
 from specstream.speculate import ASSUMED_ACCEPTANCE

@@ -43,6 +43,7 @@ class PlaceDraft:
     def _steps(self, spec: RoundSpec) -> Iterator[Task]:
         known = () if spec.drafts_beside else (Region("outcome"),)
         candidates = Region("other_candidates" if spec.drafts_beside else "candidates")
+        rows = self.draft.rows_of(spec)
         for step in range(spec.draft_steps):
             yield Task(
                 f"draft/{step}",
@@ -50,7 +51,7 @@ class PlaceDraft:
                 reads=(*known, KV, candidates),
                 writes=(KV, candidates),
                 step=step,
-                memory_bytes=self.draft.bytes_of(len(spec.seats)),  # a cohort drafted for beside is as large
-                flops=self.draft.flops_of(len(spec.seats)),
+                memory_bytes=self.draft.bytes_of(rows),
+                flops=self.draft.flops_of(rows),
                 launches=self.draft.launches,
             )

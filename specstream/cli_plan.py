@@ -203,6 +203,9 @@ def _prediction_rows(answer: FitReport) -> dict[str, str]:
         hidden, exposed = round_.hidden_draft_ms, round_.exposed_draft_ms
         chosen = f"{answer.options.num_speculative_tokens} candidates, {answer.options.drafting}"
         rows["drafting"] = f"{chosen}: {hidden:.2f} ms hidden, {exposed:.2f} ms exposed"
+        if round_.foreseen is not None:
+            shares = " to ".join(f"{share:.0%}" for share in round_.foreseen)
+            rows["drafting"] += f"; {shares} of outcomes foreseen"
     rates = " to ".join(f"{rate:.1f}" for rate in round_.tokens_per_second)
     at = " to ".join(f"{chance:g}" for chance in answer.acceptance)
     rows["tokens/s"] = f"{rates}, at acceptance {at}" if answer.drafts else rates

@@ -33,8 +33,9 @@ def choose_depth(options: Options, planned: Planned) -> int:
         settings = replace(options, num_speculative_tokens=depth)
         try:
             if settings.drafting == "auto":
-                settings = replace(settings, drafting=choose_drafting(settings, planned))
-            period = verified_us(settings, planned)
+                _, period = choose_drafting(settings, planned)
+            else:
+                period = verified_us(settings, *planned(settings))
         except OutOfBudget:
             if not rates:
                 raise

@@ -130,9 +130,9 @@ class DeviceRounds:
         Returns:
             False, and nothing is launched, if a request wants more than the kernels do.
         """
-        settings = _all_settings([row for row in rows if row.sequence.kept == Kept()])
-        if not rows or len(settings) < len(rows):
+        if not rows or not self.serves(rows):
             return False
+        settings = _all_settings(rows)
         self._size = self._size_for(rows)
         self._kind = self._draft_kind = self._kind_of(rows, settings)
         self._rows, self._drafted, self._draft = rows, [], None
@@ -146,6 +146,10 @@ class DeviceRounds:
         elif self.drafter is not None and drafted:
             self._prepare_others(drafted)
         return True
+
+    def serves(self, rows: list[RequestRows]) -> bool:
+        """Whether these requests want no more than the kernels do."""
+        return len(_all_settings([row for row in rows if row.sequence.kept == Kept()])) == len(rows)
 
     def _prepare_others(self, drafted: list[RequestRows]) -> None:
         """Tells the device about requests that do not verify, if the kernels do all that they want."""

@@ -18,7 +18,7 @@ from specstream.fit_report import FitReport, MemoryUse, RoundPrediction, Shortag
 from specstream.fit_setup import NotAtOnce, Setup
 from specstream.fit_shortage import enough_memory
 from specstream.options import SELF, Options, Size
-from specstream.policy import turns, usual_round
+from specstream.policy import foreseen, turns, usual_round, verified_us
 from specstream.round_plan import Lane, Plan
 
 
@@ -91,6 +91,7 @@ def _fitting(setup: Setup, acceptance: tuple[float, ...]) -> FitReport:
     plan = planner.exact(spec)
     drafts = exposure(plan, Lane.DRAFT)
     period, rounds, depth = drafts.timeline.period_us, turns(settled), settled.most_candidates
+    looks_ahead = setup.draft is not None and settled.drafting == "lookahead"
     adapts = setup.draft is not None and setup.options.num_speculative_tokens == "auto"
     depths = depths_of(settled, memory, planner) if adapts else None
 
@@ -99,7 +100,7 @@ def _fitting(setup: Setup, acceptance: tuple[float, ...]) -> FitReport:
         if setup.draft is None:
             return period
         if depths is None:
-            return rounds * period / expected_tokens(chance, depth)
+            return verified_us(settled, memory, planner, chance) / expected_tokens(chance, depth)
         best = depths.best(chance)
         return depths.periods_us[best] / expected_tokens(chance, best)
 
@@ -113,6 +114,7 @@ def _fitting(setup: Setup, acceptance: tuple[float, ...]) -> FitReport:
         streamed_bytes=spec.streamed_bytes,
         exposed_draft_ms=drafts.exposed_us / 1e3,
         hidden_draft_ms=drafts.hidden_us / 1e3,
+        foreseen=tuple(foreseen(planner, spec, chance) for chance in acceptance) if looks_ahead else None,
         bound_by=bound_by(plan, drafts.timeline, setup.profile),
         tokens_per_second=tuple(setup.batch * 1e6 / us_per_token(chance) for chance in acceptance),
     )

@@ -92,6 +92,10 @@ class RoundPrediction:
     streamed_bytes: int
     exposed_draft_ms: float
     hidden_draft_ms: float
+    """With lookahead of a round whose outcome was foreseen; others take as many steps more, after acceptance."""
+    foreseen: tuple[float, ...] | None
+    """With lookahead: the chance that what becomes of the requests has been drafted for, at each acceptance that was
+    asked for."""
     bound_by: Bound
     tokens_per_second: tuple[float, ...]
     """Of all requests together, at each acceptance that was asked for."""

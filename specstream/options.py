@@ -106,8 +106,8 @@ class Options:
     drafting: Literal["auto", "off", "sequential", "cohorts", "lookahead"] = "auto"
     """When candidates are drafted. sequential: after each verification. cohorts: of two or more requests, half verify
     while the others are drafted for, by turns. lookahead: during each verification, for its likeliest outcomes, and
-    after it if it had another one. auto: sequential or cohorts, as predicted to verify sooner. off: not at all,
-    whatever draft is given."""
+    after it if it had another one. auto: sequential, or cohorts or, for one request, lookahead where that is
+    predicted to verify sooner. off: not at all, whatever draft is given."""
     lookahead_branches: int | Literal["auto"] = "auto"
     """Outcomes that lookahead drafts for in a round, of all requests together, at most. auto: 64, or 32 if the target
     drafts for itself."""

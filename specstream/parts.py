@@ -12,10 +12,11 @@ from specstream.depth import depths_of
 from specstream.draft import Branches, Drafter, DraftWindow
 from specstream.errors import InvalidOption, OutOfBudget
 from specstream.executor import CpuExecutor, Executor
+from specstream.fan_out import FanOut
 from specstream.graph import ModelSpec, PartitionedModel
 from specstream.kv import DeviceStore, HostStore
 from specstream.lane_streams import LaneStreams
-from specstream.lookahead import FanOut, Lookahead
+from specstream.lookahead import Lookahead
 from specstream.memory import MemoryPlan, resolve_max_model_len
 from specstream.options import Options
 from specstream.planner import Planner

@@ -12,10 +12,11 @@ from specstream.block_window import BLOCK_TOKENS, BlockWindow
 from specstream.cost import DeviceProfile
 from specstream.depth import choose_depth
 from specstream.draft import Branches, DraftWindow
+from specstream.fan_out import ITSELF, SECOND_MODEL, FanOut
 from specstream.graph import ModelSpec, PlannableModel
 from specstream.idle import idle_bytes
 from specstream.kv import ChunkLayout
-from specstream.lookahead import ITSELF, SECOND_MODEL, FanOut, branches_of
+from specstream.lookahead import branches_of
 from specstream.memory import (
     MemoryPlan,
     no_work,
@@ -59,8 +60,8 @@ class Planning:
         if self.draft is None:
             return NO_DRAFT
         spec, kv = self.draft.spec, kv_seen(self.draft.spec, self.window(options))
-        rows = self.branches(options).count
-        return DraftWork(self.draft.read_bytes, spec.num_layers, spec.dtype.itemsize, kv, rows)
+        fan_out = self.fan_out(options) if options.drafting == "lookahead" else None
+        return DraftWork(self.draft.read_bytes, spec.num_layers, spec.dtype.itemsize, kv, fan_out)
 
     @property
     def draft_weights(self) -> int:
@@ -146,7 +147,7 @@ class Planning:
             depth = 1 if self.draft is None else choose_depth(options, self.planned)
             options = replace(options, num_speculative_tokens=depth)
         if options.drafting == "auto" and self.draft is not None:
-            options = replace(options, drafting=choose_drafting(options, self.planned))
+            options = replace(options, drafting=choose_drafting(options, self.planned)[0])
         return options
 
 

@@ -7,51 +7,82 @@ from dataclasses import replace
 from typing import Literal
 
 from specstream.errors import OutOfBudget
+from specstream.fan_out import expected_hit_rate
 from specstream.memory import MemoryPlan
 from specstream.options import Options
 from specstream.planner import Planner
 from specstream.rehearsal import rehearse
+from specstream.round_graph import TaskKind
 from specstream.round_spec import RoundSpec
+from specstream.speculate import ASSUMED_ACCEPTANCE
 from specstream.steady import steady_round
 
-Policy = Literal["sequential", "cohorts"]
+Policy = Literal["sequential", "cohorts", "lookahead"]
 Planned = Callable[[Options], tuple[MemoryPlan, Planner]]
 """The memory plan and the planner for options whose policy and number of candidates are settled."""
 
 LEAST_GAIN = 1.02
-"""By what factor cohorts must be predicted to be faster: each pass serves half as many requests."""
+"""By what factor drafting beside the target must be predicted to be faster: with cohorts each pass serves half as many
+requests, with lookahead each step many more rows."""
+BESIDE_GAP_US = 4500
+"""In a round beside whose target candidates are drafted: what passes before the first step, while the host launches the
+target and tells the device about branches, and after the last one. On an H200 4 to 5 ms."""
 
 
-def choose_drafting(options: Options, planned: Planned) -> Policy:
-    """The policy with which as many requests of `max_model_len` as there can be are predicted to be verified sooner.
+def choose_drafting(options: Options, planned: Planned) -> tuple[Policy, float]:
+    """The policy with which as many requests of `max_model_len` as there can be are predicted to be verified sooner,
+    and how many microseconds that takes.
 
     Each has the memory plan that is made for it. Drafting after acceptance costs nothing where the ring holds what the
-    link brings while the draft proposes; drafting beside the target needs no such ring, and what that leaves keeps
-    chunks of the history on the device. But distributions of two groups take more, so that on a full device fewer
-    requests may run at once. Nothing else than the former is asked of a device that is the host: there drafts do not
-    run beside the target.
+    link brings while the draft proposes; drafting beside the target, of several requests by turns and of one for what
+    may come, needs no such ring, and what that leaves keeps chunks of the history on the device. But distributions of
+    two groups and branches take more, so that on a full device fewer requests may run at once. Nothing else than the
+    former is asked of a device that is the host: there drafts do not run beside the target.
     """
     sequential = replace(options, drafting="sequential")
     memory, planner = planned(sequential)
+    took = verified_us(sequential, memory, planner)
     streams = bool(longest_round(memory, options.max_num_seqs, options.most_candidates).groups)
-    beside = planner.profile.device_memory_bytes is not None
-    if not beside or not planner.draft.layers or options.max_num_seqs < 2 or not streams:
-        return "sequential"
-    by_turns = replace(options, drafting="cohorts")
+    if planner.profile.device_memory_bytes is None or not planner.draft.layers or not streams:
+        return "sequential", took
+    policy: Policy = "cohorts" if options.max_num_seqs > 1 else "lookahead"
+    beside = replace(options, drafting=policy)
     try:
-        at_once = rehearse(planned(by_turns)[0], options.max_num_seqs).running
+        its_memory, its_planner = planned(beside)
+        at_once = rehearse(its_memory, options.max_num_seqs).running
     except OutOfBudget:
-        return "sequential"
+        return "sequential", took
     if at_once < rehearse(memory, options.max_num_seqs).running:
-        return "sequential"
-    gain = verified_us(sequential, planned) / verified_us(by_turns, planned)
-    return "cohorts" if gain > LEAST_GAIN else "sequential"
+        return "sequential", took
+    would_take = verified_us(beside, its_memory, its_planner)
+    return (policy, would_take) if took > LEAST_GAIN * would_take else ("sequential", took)
 
 
-def verified_us(options: Options, planned: Planned) -> float:
-    """How long verifying all requests once is predicted to take, by a policy that is settled."""
-    memory, planner = planned(options)
-    return turns(options) * period_us(planner, usual_round(options, memory))
+def verified_us(
+    options: Options, memory: MemoryPlan, planner: Planner, acceptance: float = ASSUMED_ACCEPTANCE
+) -> float:
+    """How long verifying all requests once is predicted to take on average, by a policy that is settled.
+
+    With lookahead, drafting follows where an outcome had no branch.
+    """
+    spec = usual_round(options, memory)
+    if not spec.drafts_beside:
+        return period_us(planner, spec)
+    plan = planner.exact(spec)
+    drafting = BESIDE_GAP_US + sum(task.cost_us for task in plan.by_kind[TaskKind.DRAFT])
+    period = max(steady_round(plan).period_us, drafting)
+    if options.drafting == "cohorts":
+        return turns(options) * period
+    missed = 1 - foreseen(planner, spec, acceptance)
+    after, without = replace(spec, drafts_beside=False), replace(spec, draft_steps=0, drafts_beside=False)
+    return period + missed * (period_us(planner, after) - period_us(planner, without))
+
+
+def foreseen(planner: Planner, spec: RoundSpec, acceptance: float) -> float:
+    """With lookahead: the chance that there is a branch for what becomes of each request of a round."""
+    assert planner.draft.fan_out is not None
+    requests, depth = len(spec.seats), spec.draft_steps - 1
+    return expected_hit_rate(acceptance, depth, planner.draft.fan_out.of_each(requests)) ** requests
 
 
 def turns(options: Options) -> int:

@@ -86,7 +86,8 @@ class Speculator:
         """
         self._beside = drafted is not None
         if drafted is not None and self.lookahead is not None:
-            drafted = self.lookahead.begin(rows)
+            by_host = self.kernels is not None and not self.kernels.serves([row for row in rows if row.logits])
+            drafted = [] if by_host else self.lookahead.begin(rows)  # the host would take too long for all branches
         self._drafted = rows if drafted is None else drafted
         verified = self._verified = [row for row in rows if row.logits]
         self._on_device = self.kernels is not None and self.kernels.prepare(verified, drafted)

@@ -15,11 +15,10 @@ from specstream.bench_machine import give_memory_back
 from specstream.caller import warn_caller
 from specstream.depth import expected_tokens
 from specstream.errors import InvalidOption, MissingExtra, OutOfBudget, shortened
-from specstream.lookahead import expected_hit_rate
 from specstream.options import Options
 from specstream.parts import EngineParts, planning_of
 from specstream.planning import Planning
-from specstream.policy import period_us, turns, usual_round
+from specstream.policy import period_us, usual_round, verified_us
 from specstream.profile_cache import WAY_OUT
 from specstream.rehearsal import rehearse
 from specstream.settings_search import Search, best_of
@@ -157,12 +156,16 @@ def measure_trials(
     started, longest, requested = time.monotonic(), 0.0, parts.requested
     planning = planning_of(requested, parts.target, parts.draft)
     stopwatch = Stopwatch(requested, parts.target, parts.draft, workload, parts.streams, prompts=prompts)
-    count, accepted = 0, workload.acceptance
+    count, accepted, predicted = 0, workload.acceptance, dict[tuple[TunedSettings, float], float | None]()
 
     def predict(settings: TunedSettings) -> float | None:
-        with suppress(OutOfBudget):
-            return predicted_rate(settings.given_to(requested), planning, replace(workload, acceptance=accepted))
-        return None
+        known = settings, accepted
+        if known not in predicted:
+            predicted[known] = None
+            with suppress(OutOfBudget):
+                here = replace(workload, acceptance=accepted)
+                predicted[known] = predicted_rate(settings.given_to(requested), planning, here)
+        return predicted[known]
 
     def measure(settings: TunedSettings, best: float) -> float | None:
         nonlocal accepted, count, longest
@@ -203,17 +206,11 @@ def predicted_rate(options: Options, planning: Planning, workload: Workload) -> 
     by_turns = options.drafting == "cohorts" and workload.batch > 1
     drafting = options.drafting if by_turns or options.drafting != "cohorts" else "sequential"
     here = replace(options, max_num_seqs=workload.batch, drafting=drafting)
-    spec, depth = usual_round(here, replace(memory, max_model_len=workload.context)), options.most_candidates
+    memory = replace(memory, max_model_len=workload.context)
     if planning.draft is None:
-        spec, depth = replace(spec, draft_steps=0), 0
-    period = period_us(planner, spec)
-    if here.drafting == "lookahead":
-        usual = planning.fan_out(here)
-        fan_out = replace(usual, branches=max(1, usual.branches // workload.batch))
-        foreseen = expected_hit_rate(workload.acceptance, depth, fan_out) ** workload.batch
-        period = foreseen * period + (1 - foreseen) * period_us(planner, replace(spec, drafts_beside=False))
-    tokens = workload.batch * expected_tokens(workload.acceptance, depth)
-    return 1e6 * tokens / (turns(here) * period)
+        return 1e6 * workload.batch / period_us(planner, replace(usual_round(here, memory), draft_steps=0))
+    tokens = workload.batch * expected_tokens(workload.acceptance, options.most_candidates)
+    return 1e6 * tokens / verified_us(here, memory, planner, workload.acceptance)
 
 
 def best_trial(trials: list[Trial]) -> Trial | None:

@@ -9,31 +9,26 @@ import pytest
 import specstream
 from specstream.depth import DEPTHS, Depths, choose_depth, depths_of, expected_tokens
 from specstream.errors import InvalidOption, OutOfBudget
-from specstream.idle import idle_bytes
-from specstream.memory import MemoryPlan, plan_memory
+from specstream.memory import MemoryPlan
 from specstream.options import MOST_AUTO_CANDIDATES, Options
 from specstream.planner import Planner
-from specstream.profiles import H200
 from specstream.speculate import ASSUMED_ACCEPTANCE
 from tests.helpers import model, prompt, reference
-from tests.test_profiles import QWEN3_06B, qwen3_8b
+from tests.test_policy import plans
 
 GIB = 1 << 30
 
 
 def chosen(free: int, least_that_fits: int = 0, **options: Any) -> int:
     defaults: dict[str, Any] = {"max_model_len": 32_768, "max_num_seqs": 1, "gpu_kv_budget": "2GiB"}
-    given, qwen3 = Options(**defaults | options), qwen3_8b()
+    fitting = plans(free=free)
 
     def planned(settings: Options) -> tuple[MemoryPlan, Planner]:
-        depth = settings.most_candidates
-        if least_that_fits and depth > least_that_fits:
+        if least_that_fits and settings.most_candidates > least_that_fits:
             raise OutOfBudget("no")
-        idle = idle_bytes(settings, H200, QWEN3_06B)
-        memory = plan_memory(settings, qwen3.spec, weights=0, free_host=64 * GIB, free_device=free, idle_bytes=idle)
-        return memory, Planner(qwen3, H200, QWEN3_06B, depth + 1)
+        return fitting(settings)
 
-    return choose_depth(given, planned)
+    return choose_depth(Options(**defaults | options), planned)
 
 
 def test_candidates_are_many_where_drafting_is_hidden_and_few_where_it_is_not() -> None:
@@ -72,10 +67,8 @@ def test_a_length_of_made_up_acceptance_needs_a_number() -> None:
 
 def depths(free: int, depth: int = 8, **options: Any) -> Depths | None:
     defaults: dict[str, Any] = {"max_model_len": 32_768, "max_num_seqs": 1, "drafting": "sequential"}
-    given, qwen3 = Options(**defaults | options, num_speculative_tokens=depth), qwen3_8b()
-    idle = idle_bytes(given, H200, QWEN3_06B)
-    memory = plan_memory(given, qwen3.spec, weights=0, free_host=64 * GIB, free_device=free, idle_bytes=idle)
-    return depths_of(given, memory, Planner(qwen3, H200, QWEN3_06B, depth + 1))
+    given = Options(**defaults | options, num_speculative_tokens=depth)
+    return depths_of(given, *plans(free=free)(given))
 
 
 def test_a_request_is_drafted_for_as_far_as_its_own_acceptance_pays() -> None:

@@ -11,7 +11,8 @@ pytest.importorskip("triton")
 from specstream import lookahead, speculator
 from specstream.depth import Depths
 from specstream.device_rounds import DeviceRounds
-from specstream.lookahead import Lookahead, Outcome
+from specstream.fan_out import Outcome, likely_outcomes
+from specstream.lookahead import Lookahead
 from specstream.scheduler import RequestRows
 from specstream.speculate import Candidates
 from tests.test_device_rounds import PROMPTS, SAMPLED, check_same, engine_of, near, small, texts, tiny
@@ -56,7 +57,6 @@ def test_guesses_are_those_of_the_host(method: str, monkeypatch: pytest.MonkeyPa
     arguments: dict[str, Any] = {} if method == "greedy" else SAMPLED | {"temperature": 1.5}
     options |= {} if method == "greedy" else {"rejection_sample_method": method}
     seen: list[list[Outcomes]] = []
-    likely_outcomes = lookahead.likely_outcomes
 
     def noted(*given: Any) -> Outcomes:
         found = likely_outcomes(*given)
@@ -97,3 +97,25 @@ def test_requests_of_different_depths(method: str, monkeypatch: pytest.MonkeyPat
     assert results[0] == results[1]
     proposed_at_each = results[0][2]
     assert 0 < proposed_at_each[1] < proposed_at_each[0]
+
+
+def test_a_request_that_the_host_decides_for_has_no_branches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A penalty, for every branch at every step, would take the host longer than drafting afterwards."""
+    begun = list[int]()
+    begin = Lookahead.begin
+
+    def counted(self: Lookahead, rows: list[RequestRows]) -> list[RequestRows]:
+        found = begin(self, rows)
+        begun.append(len(found))
+        return found
+
+    monkeypatch.setattr(Lookahead, "begin", counted)
+    options: dict[str, Any] = {"num_speculative_tokens": 2, "drafting": "lookahead", "lookahead_branches": 4}
+    arguments: dict[str, Any] = {"max_new_tokens": 8, "repetition_penalty": 1.2}
+    host = texts(engine_of(tiny(), near(), False, **options), PROMPTS[:1], **arguments)
+    assert any(begun), "where the host does everything"
+    begun.clear()
+    device = texts(engine_of(tiny(), near(), True, **options), PROMPTS[:1], **arguments)
+    assert not any(begun)
+    assert device == host
+    assert device[2][0] > 0, "candidates all the same"

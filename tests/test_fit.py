@@ -59,10 +59,10 @@ def test_it_is_by_what_an_engine_would_plan() -> None:
     """For a model that is captured, too: the same memory, policy and period."""
     real: PartitionedModel = captured(model("qwen3"))
     setup, _ = make_setup(TARGET, DRAFT, 2048, 4, "h200", "400MiB", None, {"gpu_kv_budget": "12MiB"})
-    assert choose_drafting(setup.least_options, setup.planning.planned) in ("sequential", "cohorts")
+    assert choose_drafting(setup.least_options, setup.planning.planned)[0] in ("sequential", "cohorts")
     report = plan(TARGET, DRAFT, context=2048, batch=4, device="h200", fit_gpu="400MiB", gpu_kv_budget="12MiB")
     assert report.prediction is not None
-    period = verified_us(report.options, setup.planning.planned)
+    period = verified_us(report.options, *setup.planning.planned(report.options))
     assert report.prediction.rounds * report.prediction.round_ms == pytest.approx(period / 1e3)
     planning = Planning(real, None, H200, 1 << 30, 1 << 30)
     assert planning.settled(replace(report.options, num_speculative_tokens="auto")).num_speculative_tokens == 1

@@ -11,7 +11,8 @@ import torch
 
 from specstream.draft import Drafter
 from specstream.engine import Engine
-from specstream.lookahead import SECOND_MODEL, Lookahead, likely_outcomes
+from specstream.fan_out import SECOND_MODEL, FanOut, likely_outcomes
+from specstream.lookahead import Lookahead
 from specstream.round_plan import Lane, StepOp
 from specstream.scheduler import RequestRows
 from specstream.speculate import Candidates
@@ -140,14 +141,14 @@ def test_made_up_outcomes_are_foreseen_as_often_as_assumed(rate: float) -> None:
 
 def test_likely_outcomes() -> None:
     candidates = Candidates([7, 8], guesses=[[7, 1, 2], [9, 8, 3], [5, 6, 4]])
-    outcomes = likely_outcomes(0.9, SHARES, candidates, 20)
+    outcomes = likely_outcomes(0.9, FanOut(20, SHARES), candidates)
     assert [(o.accepted, o.token) for o in outcomes[:3]] == [(2, 5), (0, 1), (1, 9)]
     assert {(o.accepted, o.token) for o in outcomes} == {
         (0, 1), (0, 2), (1, 9), (1, 3), (2, 5), (2, 6), (2, 4),
     }  # fmt: skip
-    assert likely_outcomes(0.9, SHARES, candidates, 2) == outcomes[:2]
-    assert likely_outcomes(0.1, SHARES, candidates, 1)[0].accepted == 0
-    assert not likely_outcomes(0.9, SHARES, Candidates(), 5)
+    assert likely_outcomes(0.9, FanOut(2, SHARES), candidates) == outcomes[:2]
+    assert likely_outcomes(0.1, FanOut(1, SHARES), candidates)[0].accepted == 0
+    assert not likely_outcomes(0.9, FanOut(5, SHARES), Candidates())
 
 
 def test_branches_are_no_more_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:

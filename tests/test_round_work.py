@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
+from specstream.fan_out import FanOut
 from specstream.graph import PartitionedModel, Piece
 from specstream.options import SELF_WINDOW, Options
 from specstream.passes.expand_fetches import ExpandFetches
@@ -19,7 +20,7 @@ from specstream.policy import usual_round
 from specstream.profiles import H200
 from specstream.round_graph import Task
 from specstream.round_spec import SeatSpec
-from specstream.round_work import NO_DRAFT, DraftWork, RoundWork
+from specstream.round_work import FEW_ROWS, MANY_ROWS_SHARE, NO_DRAFT, DraftWork, RoundWork
 from tests.architectures import build
 from tests.helpers import captured
 from tests.toy import round_spec, seat, toy_model
@@ -78,7 +79,15 @@ def test_a_draft_step_reads_weights_once_and_the_keys_of_each_request() -> None:
     work = DraftWork(100, 2, kv_bytes=7)
     for seats in ((seat(),), (seat(), seat(1))):
         assert tasks(*seats, draft=work)["draft/0"].memory_bytes == 100 + 7 * len(seats)
-        assert tasks(*seats, draft=replace(work, rows=5))["draft/0"].memory_bytes == 100 + 7 * 5
+
+
+def test_a_step_of_many_rows_reads_for_longer_than_a_copy() -> None:
+    """Branches are drafted for beside a verification; after it, the requests are whose outcome had none."""
+    draft, after = DraftWork(1000, 2, kv_bytes=10, fan_out=FanOut(FEW_ROWS + 4, ())), round_spec(seat())
+    assert draft.rows_of(after) == 1
+    assert draft.rows_of(replace(after, drafts_beside=True)) == FEW_ROWS + 4
+    assert draft.bytes_of(FEW_ROWS) == 1000 + 10 * FEW_ROWS
+    assert draft.bytes_of(FEW_ROWS + 4) == int((1000 + 10 * (FEW_ROWS + 4)) / MANY_ROWS_SHARE)
 
 
 def test_lookahead_drafts_once_more_than_there_are_candidates() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from specstream.lookahead import SECOND_MODEL
+from specstream.fan_out import SECOND_MODEL
 from specstream.options import Options
 from specstream.planning import Planning
 from specstream.profiles import H200

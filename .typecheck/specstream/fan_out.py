@@ -1,0 +1,1 @@
+../../specstream/fan_out.py
