@@ -39,7 +39,7 @@ def ways_out(setup: Setup, enough: Enough | None) -> Iterator[str]:
         yield "num_speculative_tokens=1 fits"
     if setup.options.gpu_kv_budget != "auto" and _fits(setup, gpu_kv_budget="auto"):
         yield 'gpu_kv_budget="auto" fits'
-    elif enough is not None and enough.short.of_budget and not enough.short.host:
+    if enough is not None and enough.short.of_budget and not enough.short.host:
         budget = _mebibytes(parse_size("gpu_kv_budget", enough.setup.options.gpu_kv_budget))
         if _fits(setup, gpu_kv_budget=budget):
             yield f'gpu_kv_budget="{budget}" fits'

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import specstream
+from specstream.depth import expected_tokens
 from specstream.errors import InvalidOption, UnsupportedModel
 from specstream.fit import plan
 from specstream.fit_models import make_setup
@@ -66,6 +67,21 @@ def test_it_is_by_what_an_engine_would_plan() -> None:
     assert report.prediction.rounds * report.prediction.round_ms == pytest.approx(period / 1e3)
     planning = Planning(real, None, H200, 1 << 30, 1 << 30)
     assert planning.settled(replace(report.options, num_speculative_tokens="auto")).num_speculative_tokens == 1
+
+
+def test_what_lookahead_foresees_is_said_and_what_it_does_not_is_reckoned_with() -> None:
+    report = plan(*PAIR, context=32_768, draft_window=1024, gpu_kv_budget="2GiB", acceptance=(0.5, 0.9))
+    assert (report.options.drafting, report.options.num_speculative_tokens) == ("lookahead", 4)
+    assert report.prediction is not None
+    assert report.prediction.foreseen is not None
+    low, high = report.prediction.foreseen
+    assert 0.5 < low < high < 1
+    assert f"{low:.0%} to {high:.0%} of outcomes foreseen" in str(report)
+    for chance, rate in zip(report.acceptance, report.prediction.tokens_per_second, strict=True):
+        if_all_were_foreseen = 1e3 * expected_tokens(chance, 4) / report.prediction.round_ms
+        assert 0.9 * if_all_were_foreseen < rate < if_all_were_foreseen
+    cohorts = plan(*PAIR, context=8192, batch=2, draft_window=1024, gpu_kv_budget="1GiB", drafting="cohorts")
+    assert cohorts.figures()["foreseen"] is None
 
 
 def test_cohorts_are_not_chosen_where_fewer_requests_would_run_at_once() -> None:
