@@ -110,6 +110,14 @@ class SeatSpec:
         streamed = next(s for s in range(fullest, -1, -1) if -(-(s + offload) // chunks_per_group) == then)
         return replace(self, streamed=streamed, offload=offload, open=streamed + behind)
 
+    def with_offload(self, chunks_per_group: int) -> SeatSpec:
+        """The same with the chunk to write out for which a round of its canonical form has room, if it has none."""
+        form = self.canonical(chunks_per_group)
+        if form.offload == self.offload:
+            return self
+        streamed = min(self.streamed, form.streamed)
+        return replace(self, streamed=streamed, offload=form.offload, open=streamed + form.open - form.streamed)
+
     def device_slot(self, chunk: int) -> int:
         """The device slot of a chunk: its own while resident, one of the tail's in turn after that."""
         return chunk if chunk < self.resident else self.resident + (chunk - self.resident) % self.tail_slots
@@ -196,6 +204,13 @@ class RoundSpec:
             shared = own.get(run.seat) or run.full(self.chunks_per_group)
             next_runs.append(replace(shared, seat=number.setdefault(run.seat, len(number))))
         return replace(self, seats=seats, next_runs=tuple(next_runs))
+
+    def with_offloads(self) -> RoundSpec:
+        """The same round if whoever may write out a chunk has one: with all tasks of the plan that it runs."""
+        seats = tuple(seat.with_offload(self.chunks_per_group) for seat in self.seats)
+        own = {seat.seat: seat.next_on_host for seat in seats}
+        runs = None if self.next_runs is None else tuple(own.get(run.seat, run) for run in self.next_runs)
+        return replace(self, seats=seats, next_runs=runs)
 
     def run_of(self, task: Task) -> ChunkRun:
         """The chunks that a fetch, attend or offload of the canonical plan is about in this round; none is possible."""

@@ -136,7 +136,7 @@ class Recorder:
         self._waiting: list[_Round] = []
         """The latest round, and those before it that there was no time for."""
         self._predicted: dict[tuple[RoundSpec, tuple[int, ...]], RoundSpec] = {}
-        """The latest round that was predicted as it is, by its canonical form and seating."""
+        """The latest round that was predicted, by its canonical form and seating."""
         self._has_graph = False
         """Whether a verification was among the rounds."""
         self._works_ahead = False
@@ -215,22 +215,13 @@ class Recorder:
         )
 
     def _alike(self, spec: RoundSpec) -> RoundSpec:
-        """The round whose prediction is shown of this one, too: histories grow, and each would soon have its own."""
+        """The round whose prediction is shown of this one, too: histories grow, now one and now another request has a
+        chunk to write out, and each round would soon have its own."""
         shared = spec.canonical(), spec.seating
         latest = self._predicted.get(shared)
-        if latest is None or not _alike(latest, spec):
-            latest = self._predicted[shared] = spec
+        if latest is None or abs(latest.streamed_bytes - spec.streamed_bytes) > ALIKE * latest.streamed_bytes:
+            latest = self._predicted[shared] = spec.with_offloads()
         return latest
-
-
-def _alike(one: RoundSpec, other: RoundSpec) -> bool:
-    """Of two rounds that run the same plan, whether they take about as long."""
-    more = abs(one.streamed_bytes - other.streamed_bytes)
-    return more <= ALIKE * one.streamed_bytes and _offloads(one) == _offloads(other)
-
-
-def _offloads(spec: RoundSpec) -> list[int]:
-    return [seat.offload for seat in spec.seats]
 
 
 def _request_round(row: RequestRows) -> RequestRound:

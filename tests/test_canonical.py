@@ -67,6 +67,18 @@ def test_a_round_may_run_the_plan_of_its_canonical_form(spec: RoundSpec, data: s
     assert spec.canonical().canonical() == spec.canonical()
 
 
+@settings(max_examples=300)
+@given(specs())
+def test_a_round_with_all_that_it_may_write_out_has_the_tasks_of_its_plan(spec: RoundSpec) -> None:
+    for own in (spec, replace(spec, next_runs=tuple(one.next_on_host for one in spec.seats[::-1]))):
+        whole = own.with_offloads()
+        assert (whole.canonical(), whole.seating) == (own.canonical(), own.seating)
+        shared = {task.name for task in make_plan(own.canonical()).tasks}
+        assert {task.name for task in make_plan(whole).tasks} == shared
+        assert abs(whole.streamed_bytes - own.streamed_bytes) <= len(own.seats) * own.num_layers * own.bytes_per_chunk
+        assert whole.with_offloads() == whole
+
+
 def test_committed_chunks_change_the_canonical_form_only_when_a_group_is_added() -> None:
     """A request that fills and writes out one chunk after the other, eight to a group: a form a group, and one more."""
     forms = [

@@ -172,21 +172,20 @@ def test_an_engine_writes_both(tmp_path: Path) -> None:
 def test_a_long_run_is_written_less_and_less_often(tmp_path: Path) -> None:
     events = EventFile(tmp_path, INFO, rounds=4)
     for index in range(40):
-        events.add([toy_round(index, PLAN)], {0: PLAN})
+        events.add(toy_round(index, PLAN), PLAN)
     assert list(scalars(tmp_path, "duration_ms")) == [0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32]
 
 
 def test_what_is_there_is_not_written_again(tmp_path: Path) -> None:
     events = EventFile(tmp_path, INFO, rounds=9)
-    rounds = [toy_round(index, PLAN) for index in range(5)]
-    events.add(rounds[:3], {0: PLAN})
-    events.add(rounds, {0: PLAN})
+    for index in (0, 1, 2, 0, 1, 2, 3, 4):
+        events.add(toy_round(index, PLAN), PLAN)
     assert list(scalars(tmp_path, "duration_ms")) == [0, 1, 2, 3, 4]
 
 
 def test_a_torn_record_is_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     events = EventFile(tmp_path, INFO, rounds=9)
-    events.add([toy_round(0, PLAN)], {0: PLAN})
+    events.add(toy_round(0, PLAN), PLAN)
     size, opened = os.stat(events.path).st_size, Path.open
 
     class Torn(io.BytesIO):
@@ -198,10 +197,11 @@ def test_a_torn_record_is_overwritten(tmp_path: Path, monkeypatch: pytest.Monkey
     with monkeypatch.context() as patch:
         patch.setattr(Path, "open", lambda *_: Torn())
         with pytest.raises(KeyboardInterrupt):
-            events.add([toy_round(1, PLAN)], {0: PLAN})
+            events.add(toy_round(1, PLAN), PLAN)
     assert os.stat(events.path).st_size == size + 20
     assert list(scalars(tmp_path, "duration_ms")) == [0]
-    events.add([toy_round(index, PLAN) for index in (1, 2)], {0: PLAN})
+    for index in (1, 2):
+        events.add(toy_round(index, PLAN), PLAN)
     assert list(scalars(tmp_path, "duration_ms")) == [0, 1, 2]
 
 

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from specstream.errors import InvalidOption
 from specstream.traces import run_folder, run_writer
-from specstream.traces.records import RoundSummary, to_json
+from specstream.traces.chrome import MOST_ROUNDS, Trace
+from specstream.traces.records import PlannedRound, RecordedRound, RoundSummary, to_json
 from specstream.traces.run_writer import RunWriter
 from specstream.traces.validate import validate
 from tests.trace_cases import INFO, json_lines, on_disk, toy_plan, toy_round
@@ -123,6 +124,27 @@ def test_what_is_on_disk_fits_together_after_every_round(tmp_path: Path, monkeyp
         assert [each.index for each in found.summaries] == list(found.rounds)
         assert max(found.rounds) == index
         assert {each.plan for each in found.rounds.values()} <= found.plans.keys()
+
+
+def test_a_page_that_is_full_takes_no_longer_than_another_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each round is put into its files when it is added. With one plan in memory others are read again."""
+    monkeypatch.setattr(run_writer, "KNOWN_PLANS", 1)
+    add_round, counts = Trace.add_round, list[int]()
+
+    def counted(self: Trace, recorded: RecordedRound, plan: PlannedRound) -> None:
+        assert plan.id == recorded.plan
+        counts[-1] += 1
+        add_round(self, recorded, plan)
+
+    monkeypatch.setattr(Trace, "add_round", counted)
+    with RunWriter(tmp_path, "run", INFO) as writer:
+        for index in range(MOST_ROUNDS + 3):
+            counts.append(0)
+            write(writer, index, "ab"[index % 2])
+        counts.append(0)
+    assert counts == [1] * (MOST_ROUNDS + 3) + [0]
 
 
 def test_rounds_wait_a_little_to_be_written_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

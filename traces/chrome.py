@@ -7,11 +7,11 @@ was measured there are no tasks: what is predicted is not mixed with what was me
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, BinaryIO
+from collections.abc import Iterator, Sequence
+from typing import Any
 
+from specstream.traces.packed_text import PackedText
 from specstream.traces.records import PlannedRound, PlannedTask, RecordedRound, RunInfo
-from specstream.traces.run_folder import write_compressed
 
 MOST_ROUNDS = 64
 """In a file: torch-tb-profiler takes 44 s for 2,000."""
@@ -23,43 +23,47 @@ COPIES = {"fetch": "Memcpy HtoD (Pinned -> Device)", "offload": "Memcpy DtoH (De
 Event = dict[str, Any]
 
 
-def write_trace(
-    file: BinaryIO, info: RunInfo, plans: Mapping[int, PlannedRound], rounds: Sequence[RecordedRound]
-) -> None:
-    """Writes a trace in JSON, compressed.
+class Trace(PackedText):
+    """A file in JSON, to which rounds are added, at most `MOST_ROUNDS`."""
 
-    Args:
-        plans: those of the rounds, by id.
-        rounds: at most `MOST_ROUNDS`.
-    """
-    trace = {
-        "schemaVersion": 1,
-        "deviceProperties": [{"id": DEVICE, "name": str(info.machine.get("device", "")), "totalGlobalMem": 0}],
-        "displayTimeUnit": "ms",
-        "traceName": info.name,
-        "traceEvents": [*_names(info.lanes), *trace_events(info, plans, rounds)],
-    }
-    write_compressed(file, json.dumps(trace, separators=(",", ":"), allow_nan=False))
+    def __init__(self, info: RunInfo) -> None:
+        self._info = info
+        about = {
+            "schemaVersion": 1,
+            "deviceProperties": [{"id": DEVICE, "name": str(info.machine.get("device", "")), "totalGlobalMem": 0}],
+            "displayTimeUnit": "ms",
+            "traceName": info.name,
+            "traceEvents": list(_names(info.lanes)),
+        }
+        end = "]}"
+        super().__init__(_json(about).removesuffix(end), end)
+
+    def add_round(self, recorded: RecordedRound, plan: PlannedRound) -> None:
+        """`plan` is the round's."""
+        self.add("".join(f",{_json(event)}" for event in round_events(self._info, plan, recorded)))
 
 
-def trace_events(info: RunInfo, plans: Mapping[int, PlannedRound], rounds: Iterable[RecordedRound]) -> Iterator[Event]:
-    """What happened in the rounds, in us since the run began."""
-    for recorded in rounds:
-        tasks = {task.name: task for task in plans[recorded.plan].tasks}
-        stop = recorded.start_us + recorded.duration_us
-        step = _range("user_annotation", f"ProfilerStep#{recorded.index}", HOST, HOST, recorded.start_us, stop)
-        yield step | {"args": _round_args(recorded)}
-        yield from _counters(recorded)
-        if recorded.spans:  # device events without one are left out by some readers
-            launch = _range("cuda_runtime", "cudaGraphLaunch", HOST, HOST, recorded.start_us, recorded.start_us)
-            yield launch | {"args": {"correlation": recorded.index + 1, "External id": recorded.index + 1}}
-        for span in recorded.spans:
-            task = tasks[span.task]
-            kind = "gpu_memcpy" if task.kind in COPIES else "kernel"
-            begin, end = recorded.start_us + span.start_us, recorded.start_us + span.stop_us
-            stream = info.lanes.index(task.lane) + 1
-            event = _range(kind, COPIES.get(task.kind, task.kind), DEVICE, stream, begin, end)
-            yield event | {"args": _task_args(task, stream, recorded.index + 1, end - begin)}
+def round_events(info: RunInfo, plan: PlannedRound, recorded: RecordedRound) -> Iterator[Event]:
+    """What happened in a round, in us since the run began."""
+    tasks = {task.name: task for task in plan.tasks}
+    stop = recorded.start_us + recorded.duration_us
+    step = _range("user_annotation", f"ProfilerStep#{recorded.index}", HOST, HOST, recorded.start_us, stop)
+    yield step | {"args": _round_args(recorded)}
+    yield from _counters(recorded)
+    if recorded.spans:  # device events without one are left out by some readers
+        launch = _range("cuda_runtime", "cudaGraphLaunch", HOST, HOST, recorded.start_us, recorded.start_us)
+        yield launch | {"args": {"correlation": recorded.index + 1, "External id": recorded.index + 1}}
+    for span in recorded.spans:
+        task = tasks[span.task]
+        kind = "gpu_memcpy" if task.kind in COPIES else "kernel"
+        begin, end = recorded.start_us + span.start_us, recorded.start_us + span.stop_us
+        stream = info.lanes.index(task.lane) + 1
+        event = _range(kind, COPIES.get(task.kind, task.kind), DEVICE, stream, begin, end)
+        yield event | {"args": _task_args(task, stream, recorded.index + 1, end - begin)}
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), allow_nan=False)
 
 
 def _names(lanes: Sequence[str]) -> Iterator[Event]:

@@ -60,20 +60,16 @@ class EventFile:
             graph = task_graph(plan).SerializeToString()
             self._append([Event(wall_time=self._started, graph_def=graph)], next_index, True)
 
-    def add(self, rounds: Iterable[RecordedRound], plans: Mapping[int, PlannedRound]) -> None:
-        """Writes the scalars of rounds, but for those that are there already.
-
-        Args:
-            plans: those of the rounds, by id.
+    def add(self, recorded: RecordedRound, plan: PlannedRound) -> None:
+        """Writes the scalars of a round, if they are not there already; `plan` is the round's.
 
         Raises:
             OSError: they could not be written.
         """
         _, next_index, graph = self._state
-        new = [each for each in rounds if each.index >= next_index]
-        events = [self._event(each, plans[each.plan]) for each in new if each.index % self._stride(each.index) == 0]
-        if new:
-            self._append(events, new[-1].index + 1, graph)
+        if recorded.index >= next_index:
+            written = recorded.index % self._stride(recorded.index) == 0
+            self._append([self._event(recorded, plan)] if written else [], recorded.index + 1, graph)
 
     def _stride(self, index: int) -> int:
         """Every which round is written: a run that goes on for long must not fill the disk."""

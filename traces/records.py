@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeVar
 
 FORMAT = 1
@@ -190,7 +190,7 @@ Record = TypeVar("Record")
 
 def to_json(record: Any) -> str:
     """A record as one line of JSON."""
-    return json.dumps(asdict(record), separators=(",", ":"))
+    return json.dumps(vars(record), default=vars, separators=(",", ":"))
 
 
 def of(kind: type[Record], data: Mapping[str, Any]) -> Record:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path, PurePath
@@ -66,12 +65,6 @@ def replace_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
     except BaseException:
         beside.unlink(missing_ok=True)
         raise
-
-
-def write_compressed(file: BinaryIO, text: str) -> None:
-    """The same bytes for the same text, quickly: this happens between two rounds."""
-    with gzip.GzipFile(fileobj=file, mode="wb", compresslevel=1, mtime=0) as packed:
-        packed.write(text.encode())
 
 
 class Lines:

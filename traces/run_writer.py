@@ -6,19 +6,21 @@ is in `plans.jsonl`. A process that is killed loses the rounds of a few seconds.
 
 from __future__ import annotations
 
-import json
 import re
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from specstream.errors import InvalidOption
 from specstream.round_plan import Plan
-from specstream.traces.chrome import MOST_ROUNDS, write_trace
+from specstream.traces.chrome import MOST_ROUNDS, Trace
+from specstream.traces.packed_text import PackedText
 from specstream.traces.records import PlannedRound, RecordedRound, RoundSummary, RunInfo, to_json
-from specstream.traces.run_folder import OWN, Lines, new_run_folder, replace_file, write_compressed
+from specstream.traces.run_folder import OWN, Lines, new_run_folder, replace_file
+from specstream.traces.run_reader import RunReader
 
 if TYPE_CHECKING:
     from specstream.traces.events import EventFile
@@ -26,15 +28,28 @@ if TYPE_CHECKING:
 KEPT_ROUNDS = 2000
 KEPT_TRACES = 2
 """Files for other tools, which read every one of them as a whole."""
+KNOWN_PLANS = 16
+"""That are kept in memory, where others are read from the file again."""
 SECONDS_BETWEEN_SAVES = 2.0
 WORKER = "specstream"
 """Under which name other tools list the run."""
 
 
-class _Entry(NamedTuple):
-    recorded: RecordedRound
-    text: str
-    """In JSON."""
+class _Page:
+    """What is written of rounds that follow one another, in files that grow with them."""
+
+    def __init__(self, first: int, info: RunInfo) -> None:
+        self.first = first
+        """Index of the first round."""
+        self.rounds, self.trace = PackedText("[", "]"), Trace(info)
+
+    def add(self, recorded: RecordedRound, plan: PlannedRound) -> None:
+        """Takes the next round; if it was interrupted, what of it is not there yet."""
+        place = recorded.index - self.first
+        if self.rounds.count == place:
+            self.rounds.add(f"{',' if place else ''}{to_json(recorded)}")
+        if self.trace.count == place:
+            self.trace.add_round(recorded, plan)
 
 
 class RunWriter:
@@ -67,19 +82,25 @@ class RunWriter:
         self._plan_ids: dict[Hashable, int] = {}
         self._pages: dict[int, int] = {}
         """Full files of rounds: how many there are in each, by the index of the first."""
-        self._open: list[_Entry] = []
+        self._open: list[RecordedRound] = []
         """The rounds of the file that is not full yet."""
+        self._page = _Page(0, self.info)
+        """That file."""
         self._saved_at = time.monotonic()
         self._traces: list[Path] = []
-        self._read_plans: dict[int, PlannedRound] = {}
+        self._known_plans: OrderedDict[int, PlannedRound] = OrderedDict()
         """Those that were wanted last."""
+        self._reader = RunReader(self.path)
+        """For the others."""
         self._events = _event_file(self.path, self.info, rounds)
 
     def plan_id(self, key: Hashable, make: Callable[[int], PlannedRound]) -> int:
         """The id of a plan, which is made and written when its key is new."""
         if key not in self._plan_ids:
             number = self._plans.appended
-            self._plans.append([to_json(make(number))])
+            plan = make(number)
+            self._plans.append([to_json(plan)])
+            self._remember(plan)
             self._plan_ids[key] = number
         return self._plan_ids[key]
 
@@ -100,10 +121,13 @@ class RunWriter:
             OSError: it could not be written.
         """
         if recorded.index >= self._next_index:
-            self._open.append(_Entry(recorded, to_json(recorded)))
+            self._open.append(recorded)
         while len(self._open) > self._page_size:
             self._turn_page()
         self._drop_oldest()
+        if not self._open:
+            return
+        self._fill_page()
         if len(self._open) == self._page_size or time.monotonic() - self._saved_at > SECONDS_BETWEEN_SAVES:
             self._save()
 
@@ -121,49 +145,55 @@ class RunWriter:
     @property
     def _next_index(self) -> int:
         if self._open:
-            return self._open[-1].recorded.index + 1
+            return self._open[-1].index + 1
         return max((first + count for first, count in self._pages.items()), default=0)
 
     def _save(self) -> None:
         """Writes the rounds of the open file, then their lines of the summary."""
-        entries = self._open[: self._page_size]
-        first = entries[0].recorded.index
-        if unsaved := entries[self._summary.appended - first :]:
-            text = f"[{','.join(entry.text for entry in entries)}]"
-            replace_file(self._file(first), lambda file: write_compressed(file, text))
-            self._write_scalars([entry.recorded for entry in unsaved])
-            self._summary.append([to_json(RoundSummary.of(entry.recorded)) for entry in unsaved])
+        rounds, page = self._open[: self._page_size], self._fill_page()
+        if unsaved := rounds[self._summary.appended - page.first :]:
+            replace_file(self._file(page.first), page.rounds.write)
+            self._summary.append([to_json(RoundSummary.of(recorded)) for recorded in unsaved])
         self._saved_at = time.monotonic()
 
     def _turn_page(self) -> None:
         self._save()
-        rounds = [entry.recorded for entry in self._open[: self._page_size]]
-        self._write_trace(rounds)
-        self._pages[rounds[0].index] = len(rounds)  # not added to a list: after an interrupt this may be done again
-        del self._open[: len(rounds)]
+        page = self._page
+        self._write_trace(page)
+        self._pages[page.first] = page.rounds.count  # not added to a list: after an interrupt this may be done again
+        del self._open[: page.rounds.count]
 
-    def _write_trace(self, rounds: list[RecordedRound]) -> None:
+    def _fill_page(self) -> _Page:
+        """The file that is not full yet, with all its rounds."""
+        first = self._open[0].index
+        if self._page.first != first:
+            self._page = _Page(first, self.info)
+        for recorded in self._open[self._page.trace.count : self._page_size]:
+            plan = self._plan(recorded.plan)
+            if self._events is not None:
+                self._events.add(recorded, plan)
+            self._page.add(recorded, plan)
+        return self._page
+
+    def _write_trace(self, page: _Page) -> None:
         """For other tools, the newest rounds again."""
-        plans = self._plans_of(rounds)
-        path = self.path / f"{WORKER}.{rounds[0].index:08d}.pt.trace.json.gz"  # read in the order of their text
-        replace_file(path, lambda file: write_trace(file, self.info, plans, rounds))
+        path = self.path / f"{WORKER}.{page.first:08d}.pt.trace.json.gz"  # read in the order of their text
+        replace_file(path, page.trace.write)
         self._traces = [*(each for each in self._traces if each != path), path]
         while len(self._traces) > KEPT_TRACES:
             self._traces[0].unlink(missing_ok=True)
             del self._traces[0]
 
-    def _write_scalars(self, rounds: list[RecordedRound]) -> None:
-        if self._events is not None:
-            self._events.add(rounds, self._plans_of(rounds))
+    def _plan(self, number: int) -> PlannedRound:
+        if number not in self._known_plans:
+            self._remember(self._reader.plan(number))
+        self._known_plans.move_to_end(number)
+        return self._known_plans[number]
 
-    def _plans_of(self, rounds: list[RecordedRound]) -> dict[int, PlannedRound]:
-        """By id."""
-        wanted = {each.plan for each in rounds}
-        missing = wanted - self._read_plans.keys()
-        lines = enumerate(self._plans.read()) if missing else ()
-        new = {number: PlannedRound.from_json(json.loads(line)) for number, line in lines if number in missing}
-        self._read_plans = {number: plan for number, plan in self._read_plans.items() if number in wanted} | new
-        return self._read_plans
+    def _remember(self, plan: PlannedRound) -> None:
+        self._known_plans[plan.id] = plan
+        if len(self._known_plans) > KNOWN_PLANS:
+            self._known_plans.popitem(last=False)
 
     def _drop_oldest(self) -> None:
         while self._pages and sum(self._pages.values()) + len(self._open) > self._rounds:
