@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from specstream.bench_generate import missed
 from specstream.bench_machine import choose_device, machine, versions
 from specstream.bench_pair import MADE_UP, BenchPair, measured_rounds, place_requests, tokens_of_rounds
 from specstream.bench_report import Progress, prediction, report
@@ -58,7 +59,7 @@ def measure_point(pair: BenchPair, context: int, batch: int, rounds: int, **opti
         seconds, streamed = measured_rounds(engine, rounds, drafts=True)
         assert engine._latest_spec is not None
         spec, chosen = engine._latest_spec, engine.options
-        foreseen = prediction(engine._planner, spec)["predicted_ms"]["round"]
+        foreseen = prediction(engine._planner, spec, missed(engine))["predicted_ms"]["round"]
         ms = seconds / rounds * 1e3
         tokens = len(spec.seats) * expected_tokens(ASSUMED_ACCEPTANCE, chosen.most_candidates)
         return {

@@ -20,6 +20,7 @@ from contextlib import closing
 from statistics import median
 from typing import Any
 
+from specstream.bench_generate import missed
 from specstream.bench_machine import choose_device, machine, versions
 from specstream.bench_pair import (
     MADE_UP,
@@ -62,7 +63,7 @@ def measure_way(pair: BenchPair, depth: int, given: argparse.Namespace, way: dic
         each, on_bytes = seconds_of_rounds(engine, given.rounds, drafts=True)
         on_seconds = sum(each)
         assert engine._latest_spec is not None
-        foreseen = prediction(engine._planner, engine._latest_spec)["predicted_ms"]
+        foreseen = prediction(engine._planner, engine._latest_spec, missed(engine))["predicted_ms"]
         off_seconds, off_bytes = measured_rounds(engine, given.rounds, drafts=False)
         looks_ahead = way["drafting"] == "lookahead"
         outcomes, foreseen_outcomes = counted_outcomes(engine, depth, given) if looks_ahead else (0, 0)

@@ -131,10 +131,15 @@ def measure(given: argparse.Namespace, progress: Progress, models: BenchModels) 
             "link_bytes_per_second": link,
             "prefill_seconds": None if given.skip_prefill else engine.metrics().prefill_seconds,
             **summarise(counted, engine.options.most_candidates if draft else 0, link),
-            **prediction(engine._planner, Counter(step.spec for step in counted).most_common(1)[0][0]),
+            **prediction(engine._planner, Counter(step.spec for step in counted).most_common(1)[0][0], missed(engine)),
             "setup_peak_device_bytes": setup_peak,
             "peak_device_bytes": peak_memory(device),
         }
+
+
+def missed(engine: Engine) -> float:
+    """With lookahead: the share of outcomes that nothing was drafted for."""
+    return 1 - engine.metrics().lookahead_hit_rate if engine.options.drafting == "lookahead" else 0.0
 
 
 def chosen_draft(

@@ -16,6 +16,7 @@ from rich.table import Table
 from specstream.exposure import exposure
 from specstream.options import format_size
 from specstream.planner import Planner
+from specstream.policy import mean_round_us
 from specstream.round_plan import Lane
 from specstream.round_spec import RoundSpec
 
@@ -97,12 +98,15 @@ def memory_rows(figures: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def prediction(planner: Planner, spec: RoundSpec) -> dict[str, Any]:
-    """A round of this structure in steady state, how long each lane is busy in it, and what drafting costs it."""
+def prediction(planner: Planner, spec: RoundSpec, missed: float = 0.0) -> dict[str, Any]:
+    """A round of this structure in steady state, how long each lane is busy in it, and what drafting costs it.
+
+    With lookahead, where `missed` is the share of outcomes that had no branch, the round is the mean of all.
+    """
     drafts = exposure(planner.exact(spec), Lane.DRAFT)
     timeline = drafts.timeline
     busy = {lane.value: timeline.busy_us(lane) / 1e3 for lane in Lane}
-    times = {"round": timeline.period_us / 1e3} | {name: ms for name, ms in busy.items() if ms}
+    times = {"round": mean_round_us(planner, spec, missed) / 1e3} | {name: ms for name, ms in busy.items() if ms}
     if spec.draft_steps:
         times["exposed draft"] = drafts.exposed_us / 1e3
     return {"profile": planner.profile.title, "predicted_ms": times}

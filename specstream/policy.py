@@ -61,21 +61,27 @@ def choose_drafting(options: Options, planned: Planned) -> tuple[Policy, float]:
 def verified_us(
     options: Options, memory: MemoryPlan, planner: Planner, acceptance: float = ASSUMED_ACCEPTANCE
 ) -> float:
-    """How long verifying all requests once is predicted to take on average, by a policy that is settled.
-
-    With lookahead, drafting follows where an outcome had no branch.
-    """
+    """How long verifying all requests once is predicted to take on average, by a policy that is settled."""
     spec = usual_round(options, memory)
-    if not spec.drafts_beside:
-        return period_us(planner, spec)
+    missed = 1 - foreseen(planner, spec, acceptance) if options.drafting == "lookahead" else 0.0
+    return turns(options) * mean_round_us(planner, spec, missed)
+
+
+def mean_round_us(planner: Planner, spec: RoundSpec, missed: float = 0.0) -> float:
+    """How long rounds of this structure are predicted to take on average.
+
+    Args:
+        missed: with lookahead, how often an outcome has no branch, so that drafting follows.
+    """
     plan = planner.exact(spec)
-    drafting = BESIDE_GAP_US + sum(task.cost_us for task in plan.by_kind[TaskKind.DRAFT])
-    period = max(steady_round(plan).period_us, drafting)
-    if options.drafting == "cohorts":
-        return turns(options) * period
-    missed = 1 - foreseen(planner, spec, acceptance)
-    after, without = replace(spec, drafts_beside=False), replace(spec, draft_steps=0, drafts_beside=False)
-    return period + missed * (period_us(planner, after) - period_us(planner, without))
+    period = steady_round(plan).period_us
+    if spec.drafts_beside and planner.profile.device_memory_bytes is not None:
+        drafts = plan.by_kind[TaskKind.DRAFT]
+        period = max(period, sum((task.cost_us for task in drafts), BESIDE_GAP_US if drafts else 0.0))
+    if missed and spec.drafts_beside:
+        after, without = (replace(spec, drafts_beside=False, draft_steps=steps) for steps in (spec.draft_steps, 0))
+        period += missed * (period_us(planner, after) - period_us(planner, without))
+    return period
 
 
 def foreseen(planner: Planner, spec: RoundSpec, acceptance: float) -> float:
