@@ -128,9 +128,9 @@ def test_a_round_that_fails_leaves_no_branches(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("rate", [0.5, 0.9])
 def test_made_up_outcomes_are_foreseen_as_often_as_assumed(rate: float) -> None:
-    options = {"rejection_sample_method": "synthetic", "synthetic_acceptance_rate": rate, "max_model_len": 340}
+    options = {"rejection_sample_method": "synthetic", "synthetic_acceptance_rate": rate, "max_model_len": 240}
     with engine_of("lookahead", build("qwen3", vocab_size=96, seed=3), max_num_seqs=1, **options) as engine:
-        engine.generate([list(prompt(30))], max_new_tokens=300, eos_token_id=[])
+        engine.generate([list(prompt(30))], max_new_tokens=200, eos_token_id=[])
         metrics = engine.metrics()
     # Of K candidates that are right with chance a: of outcomes with one refused so many, of those with none so many.
     all_right = rate**4

@@ -108,7 +108,7 @@ def test_requests_share_a_round_and_its_prompt_buffer() -> None:
     assert_exact(*requests)
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(
     st.lists(st.tuples(st.integers(1, 90), st.integers(0, 6)), min_size=1, max_size=4),
     st.fixed_dictionaries(

@@ -100,17 +100,17 @@ def test_every_round_is_recorded(tmp_path_factory: pytest.TempPathFactory, draft
 
 def test_requests_that_fill_chunks_in_different_rounds_share_predictions(tmp_path: Path) -> None:
     """To make one takes longer than a short round."""
-    sizes: dict[str, Any] = {"max_model_len": 512, "gpu_kv_budget": "400KiB", "chunk_tokens": 8, "group_chunks": 64}
+    sizes: dict[str, Any] = {"max_model_len": 256, "gpu_kv_budget": "400KiB", "chunk_tokens": 8, "group_chunks": 64}
     with make_engine(model("qwen3"), max_num_seqs=6, **sizes) as engine:
         with engine.trace(tmp_path) as run:
             for number in range(6):
-                engine.submit(prompt(400 + 3 * number, number), max_new_tokens=40)
+                engine.submit(prompt(200 + 3 * number, number), max_new_tokens=28)
             step_to_end(engine)
         found = on_disk(run)
         check(found, engine.metrics())
     written = [{task for task in map(str, each.spans) if "offload" in task} for each in found.rounds.values()]
     assert sum(map(bool, written)) > 8, "chunks are written out in many rounds"
-    assert len(found.plans) < len(found.rounds) / 4
+    assert len(found.plans) < len(found.rounds) / 3
 
 
 def test_what_a_run_says_of_itself(tmp_path: Path) -> None:
