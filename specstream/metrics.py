@@ -17,6 +17,8 @@ class Metrics:
     """All rounds, prefill included."""
     num_verify_rounds: int
     """Verification rounds, counted once for each request in them."""
+    num_drafts: int
+    """Those of candidates."""
     num_draft_tokens: int
     num_accepted_tokens: int
     accepted_per_position: tuple[int, ...]
@@ -73,6 +75,7 @@ class Counters:
 
     num_rounds: int = 0
     num_verify_rounds: int = 0
+    num_drafts: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     accepted_per_position: list[int] = field(default_factory=list)
@@ -107,6 +110,7 @@ class Counters:
 
     def _count_verification(self, proposed: int, accepted: int) -> None:
         self.num_verify_rounds += 1
+        self.num_drafts += proposed > 0
         self.num_draft_tokens += proposed
         self.num_accepted_tokens += accepted
         self.accepted_per_position += [0] * (proposed - len(self.accepted_per_position))
@@ -119,6 +123,7 @@ class Counters:
         return Metrics(
             num_rounds=self.num_rounds,
             num_verify_rounds=self.num_verify_rounds,
+            num_drafts=self.num_drafts,
             num_draft_tokens=self.num_draft_tokens,
             num_accepted_tokens=self.num_accepted_tokens,
             accepted_per_position=tuple(self.accepted_per_position),

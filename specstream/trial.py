@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from statistics import median
 from typing import TYPE_CHECKING
 
 from specstream.bench_history import place_history
@@ -17,6 +16,9 @@ from specstream.lane_streams import LaneStreams
 from specstream.metrics import Metrics
 from specstream.options import Options
 from specstream.parts import make_parts
+from specstream.policy import foreseen, mean_round_us, usual_round
+from specstream.speculate import Candidates
+from specstream.trial_rate import TrialRound, rate_of
 from specstream.tuned_settings import TunedSettings
 
 if TYPE_CHECKING:
@@ -110,14 +112,15 @@ class Stopwatch:
         options = settings.given_to(self.options)
         with closing(Engine(make_parts(options, self.target, self.draft, streams=self.streams))) as engine:
             self._start(engine, depth)
-            rates = list[float]()
+            blocks = list[list[TrialRound]]()
             for _ in range(BLOCKS):
-                rates.append(self._tokens_per_second(engine, depth))
-                if rates[0] < HOPELESS * best:
+                blocks.append([self._round(engine, depth) for _ in range(ROUNDS)])
+                if rate_of(blocks[:1]) < HOPELESS * best:
                     break
-            if self.prompts is not None and depth:
-                self.acceptance = chance_of_acceptance(engine.metrics(), depth)
-            return median(rates)
+            if self.prompts is not None:
+                self.acceptance = chance_of_acceptance(engine.metrics(), depth) if depth else None
+                return rate_of(blocks)
+            return rate_of(blocks, *self._expected_misses(engine))
 
     def _start(self, engine: Engine, depth: int) -> None:
         """Seats the requests, far enough from their ends, and runs what is not measured."""
@@ -131,25 +134,37 @@ class Stopwatch:
                 engine.submit(self.prompts[seed][-length:], max_new_tokens=room)
         while any(len(sequence.tokens) == sequence.prompt_length for sequence in engine._unfinished()):
             engine.step()
-        for _ in range(WARMUP):
+        for index in range(WARMUP):
+            if index == 1 and engine.options.drafting == "lookahead":
+                _forget_candidates(engine)
             if self._left(engine) > depth + 1:
                 engine.step()
 
-    def _tokens_per_second(self, engine: Engine, depth: int) -> float:
-        """Of all requests together, in one block of rounds."""
-        seconds, generated, verified = 0.0, 0, 0
-        for _ in range(ROUNDS):
-            if self._left(engine) <= depth + 1:
-                self._start(engine, depth)
-            before, start = engine.metrics(), self.clock()
-            engine.step()
-            seconds += self.clock() - start
-            after = engine.metrics()
-            generated += after.generated_tokens - before.generated_tokens
-            verified += after.num_verify_rounds - before.num_verify_rounds
-        if self.prompts is not None:
-            return generated / seconds
-        return verified * expected_tokens(self.workload.acceptance, depth) / seconds
+    def _round(self, engine: Engine, depth: int) -> TrialRound:
+        if self._left(engine) <= depth + 1:
+            self._start(engine, depth)
+        before, start = engine.metrics(), self.clock()
+        engine.step()
+        seconds, after = self.clock() - start, engine.metrics()
+        verified = after.num_verify_rounds - before.num_verify_rounds
+        expected = verified * expected_tokens(self.workload.acceptance, depth)
+        outcomes = after.num_outcomes - before.num_outcomes
+        return TrialRound(
+            seconds,
+            expected if self.prompts is None else after.generated_tokens - before.generated_tokens,
+            after.num_foreseen_outcomes - before.num_foreseen_outcomes < outcomes,
+        )
+
+    def _expected_misses(self, engine: Engine) -> tuple[float | None, Callable[[], float]]:
+        """With lookahead: how many rounds are expected to be missed, and by how much longer those are predicted to
+        take, in seconds."""
+        if engine.options.drafting != "lookahead":
+            return None, float
+        options = replace(engine.options, max_num_seqs=self.workload.batch)
+        spec = usual_round(options, replace(engine.memory, max_model_len=self.workload.context))
+        planner = engine._planner
+        missing = 1 - foreseen(planner, spec, self.workload.acceptance)
+        return missing, lambda: (mean_round_us(planner, spec, 1.0) - mean_round_us(planner, spec)) / 1e6
 
     def _left(self, engine: Engine) -> int:
         """Tokens to the end of the request that is nearest to its own; 0 if one has ended."""
@@ -158,9 +173,16 @@ class Stopwatch:
         return min(left) if len(left) == self.workload.batch else 0
 
 
+def _forget_candidates(engine: Engine) -> None:
+    """Has drafting follow the next round, as it does where an outcome was not foreseen: that has not occurred often
+    enough to be replayed when it begins to be measured, else."""
+    for sequence in engine._scheduler.running:
+        sequence.candidates = Candidates()
+
+
 def chance_of_acceptance(metrics: Metrics, depth: int) -> float | None:
     """The chance that a candidate is right if those before it are, of rounds with so many candidates at most; None if
     there were none."""
     whole = metrics.accepted_per_position[depth - 1] if len(metrics.accepted_per_position) >= depth else 0
-    judged = metrics.num_accepted_tokens + metrics.num_verify_rounds - whole
-    return metrics.num_accepted_tokens / judged if metrics.num_draft_tokens and judged else None
+    judged = metrics.num_accepted_tokens + metrics.num_drafts - whole
+    return metrics.num_accepted_tokens / judged if judged else None

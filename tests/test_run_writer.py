@@ -208,6 +208,18 @@ def test_an_interrupted_write_is_made_good(
         assert {each.plan for each in found.rounds.values()} <= found.plans.keys()
 
 
+def test_a_round_that_is_there_already_is_left_out(tmp_path: Path) -> None:
+    """So that a call that was interrupted can be made again; in the open file, and in one that is full."""
+    with RunWriter(tmp_path, "run", INFO, 8) as writer:
+        for index in range(7):
+            write(writer, index)
+            write(writer, index)
+        assert [each.index for each in writer._open] == [4, 5, 6]
+    found = on_disk(writer.path)
+    assert (list(found.rounds), found.rounds_of_files) == (list(range(7)), [4, 3])
+    assert [each.index for each in found.summaries] == list(range(7))
+
+
 def test_a_torn_line_is_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = run_folder.Lines(tmp_path / "lines")
     lines.append(["1", "2"])

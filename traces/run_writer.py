@@ -100,8 +100,8 @@ class RunWriter:
             number = self._plans.appended
             plan = make(number)
             self._plans.append([to_json(plan)])
-            self._remember(plan)
             self._plan_ids[key] = number
+            self._remember(plan)
         return self._plan_ids[key]
 
     def add_graph(self, plan: Plan) -> None:

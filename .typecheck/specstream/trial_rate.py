@@ -1,0 +1,1 @@
+../../specstream/trial_rate.py
