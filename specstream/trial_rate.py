@@ -32,7 +32,7 @@ def rate_of(
         missing: the share of rounds that is expected to be missed; None: whatever share of them was.
         late: by how many seconds missed rounds are predicted to take longer; called if all or none were missed.
     """
-    longer = 0.0 if missing is None else seconds_longer([each for block in blocks for each in block], late)
+    longer = seconds_longer([each for block in blocks for each in block], late)
     return median(_rate(block, missing, longer) for block in blocks)
 
 
