@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -310,7 +311,12 @@ def test_generate_with_real_models(pair: Path, capsys: pytest.CaptureFixture[str
 
 def test_ctrl_c_ends_a_running_command(pair: Path) -> None:
     command = [sys.executable, "-m", "specstream", "generate", "--target", str(pair / "target"), "--prompt", "a"]
-    process = subprocess.Popen([*command, "--max-new-tokens", "8000"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        [*command, "--max-new-tokens", "8000"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # ignored if the tests run in the background
+    )
     assert process.stdout is not None
     assert process.stdout.read(1)  # it is generating now
     process.send_signal(signal.SIGINT)
