@@ -6,6 +6,8 @@ from collections import deque
 from dataclasses import dataclass
 
 from specstream.errors import InvalidPlan
+from specstream.pieces import Pieces
+from specstream.pipeline import LongPass
 from specstream.round_graph import RoundGraph, Task
 from specstream.round_plan import Lane, Plan, Step, StepOp, lane_of
 
@@ -15,7 +17,7 @@ ROUND_END = (Lane.TARGET, Lane.DRAFT, Lane.STORE)
 
 
 @dataclass(frozen=True)
-class AssignLanes:
+class AssignLanes(LongPass[Plan]):
     """Fixes the launch order and inserts records and waits.
 
     Order: target and draft tasks in program order; before each, every copy whose predecessors are launched.
@@ -27,12 +29,13 @@ class AssignLanes:
     """False leaves the proof, which takes longer than all passes, to whoever makes the plan."""
     name: str = "assign_lanes"
 
-    def run(self, ir: RoundGraph) -> Plan:
-        order = _launch_order(ir)
-        waits = _needed_waits(ir, order)
+    def pieces(self, ir: RoundGraph) -> Pieces[Plan]:
+        order = yield from _launch_order(ir)
+        waits = yield from _needed_waits(ir, order)
         waited_for = {event for events in waits.values() for event in events}
         steps: list[Step] = []
         for task in order:
+            yield
             if task.phase == "before":
                 continue
             name, lane = task.name, lane_of(task)
@@ -51,7 +54,7 @@ class AssignLanes:
             ir.check()
 
 
-def _launch_order(ir: RoundGraph) -> list[Task]:
+def _launch_order(ir: RoundGraph) -> Pieces[list[Task]]:
     """Tasks in launch order, those issued by the round before first.
 
     Raises:
@@ -82,6 +85,7 @@ def _launch_order(ir: RoundGraph) -> list[Task]:
                     progress = True
 
     for task in others:
+        yield
         launch_ready_copies()
         if not ready(task):
             missing = [name for name in ir.before[task.name] if name not in launched]
@@ -93,7 +97,7 @@ def _launch_order(ir: RoundGraph) -> list[Task]:
     return order
 
 
-def _needed_waits(ir: RoundGraph, order: list[Task]) -> dict[str, list[str]]:
+def _needed_waits(ir: RoundGraph, order: list[Task]) -> Pieces[dict[str, list[str]]]:
     """For each task that must wait, the events.
 
     A clock has, for each lane in the order of `Lane`, the place in `order` of the latest task there that is certain
@@ -108,6 +112,7 @@ def _needed_waits(ir: RoundGraph, order: list[Task]) -> dict[str, list[str]]:
     offloads_done: list[set[str]] = [set() for _ in number]
     waits: dict[str, list[str]] = {}
     for position, task in enumerate(order):
+        yield
         lane = number[lane_of(task)]
         clock = lane_clock[lane]
         latest: dict[int, tuple[int, str]] = {}

@@ -6,13 +6,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from specstream.graph import PlannableModel
-from specstream.round_graph import IN_PLACE, Content, Region, RoundGraph, Task, TaskKind
+from specstream.pieces import Pieces
+from specstream.pipeline import LongPass
+from specstream.round_graph import IN_PLACE, Content, GraphBuilder, Region, RoundGraph, Task, TaskKind
 from specstream.round_spec import PROMPT_SLOTS, ChunkRun, RoundSpec, SeatSpec
 from specstream.round_work import PIECE_LAUNCHES, SAMPLING_LAUNCHES, RoundWork
 
 
 @dataclass(frozen=True)
-class ExpandFetches:
+class ExpandFetches(LongPass[RoundGraph]):
     """Lists the tasks of one round in an order that would be right if they ran one after the other.
 
     Fetches are listed just before the attend that needs them; how early they really start is left to
@@ -24,8 +26,12 @@ class ExpandFetches:
     """Rows of a verification, at most, for the costs."""
     name: str = "expand_fetches"
 
-    def run(self, ir: PlannableModel) -> RoundGraph:
-        return RoundGraph.from_program(self.spec, self._tasks(ir))
+    def pieces(self, ir: PlannableModel) -> Pieces[RoundGraph]:
+        builder = GraphBuilder(self.spec)
+        for task in self._tasks(ir):
+            builder.add(task)
+            yield
+        return builder.graph()
 
     def check(self, ir: RoundGraph) -> None:
         """Every layer attends to every streamed chunk exactly once."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from specstream.errors import InvalidPlan
+from specstream.pieces import Pieces
 from specstream.round_graph import IN_PLACE, Content, Region, Task, TaskKind
 from specstream.round_plan import Lane, Plan, StepOp, lane_of
 
@@ -117,7 +118,7 @@ class _Machine:
             self.contents[buffer] = kept
 
 
-def check_rounds(plans: Sequence[Plan]) -> None:
+def prove_rounds(plans: Sequence[Plan]) -> Pieces[None]:
     """Proves that the plans, run in this order, are free of races, stale reads, deadlocks and missing bytes.
 
     Raises:
@@ -127,14 +128,16 @@ def check_rounds(plans: Sequence[Plan]) -> None:
     target, draft = NUMBER[Lane.TARGET], NUMBER[Lane.DRAFT]
     carried: dict[str, Clock] = {}
     for number, plan in enumerate(plans):
-        plan.validate()
-        _check_bytes(plan, f"round {number}")
         before = plans[number - 1] if number else None
-        _enter(machine, plan, before)
+        if plan is not before:
+            plan.validate()
+            _check_bytes(plan, f"round {number}")
+        yield from _enter(machine, plan, before)
         events = _carry_over(machine, plan, before, carried, f"round {number}")
         dropped = _dropped(plan, plans[number + 1]) if number + 1 < len(plans) else set()
         draft_before = machine.issued[draft]
         for op, step_lane, name in plan.steps:
+            yield
             where, lane = f"round {number}: {name}", NUMBER[step_lane]
             clock = machine.lane_clock[lane]
             if op is StepOp.LAUNCH:
@@ -158,11 +161,12 @@ def check_rounds(plans: Sequence[Plan]) -> None:
         machine.slot_base = (machine.slot_base + plan.spec.num_fetches) % machine.slots
 
 
-def _enter(machine: _Machine, plan: Plan, before: Plan | None) -> None:
+def _enter(machine: _Machine, plan: Plan, before: Plan | None) -> Pieces[None]:
     """What earlier rounds than `before` have left behind: chunks on the host, chunks on the device."""
     seats_before = {seat.seat for seat in before.spec.seats} if before else set()
     for layer in range(plan.spec.num_layers):
         for seat in plan.spec.seats:
+            yield
             if seat.seat in seats_before:
                 continue
             run, device = seat.on_host, f"device/{layer}/{seat.seat}"

@@ -99,8 +99,8 @@ class NextRound:
 
         Yields True after each piece of work: there may be more.
         """
-        self.planner.prove(plan)
-        yield True
+        for _ in self.planner.proof(plan):
+            yield True
         for running in possible_requests(self.scheduler.running, rows, this.spec):
             next_turn = self.scheduler.turn_after(running, this.turn)
             next_rows = self.scheduler.choose_rows(running, next_turn)
@@ -109,7 +109,8 @@ class NextRound:
                 for _ in self.planner.pieces(structure):
                     yield True
                 self.planner.num_ahead += 1
-                self.planner.prove(self.planner.plan(structure))
+                for _ in self.planner.proof(self.planner.plan(structure)):
+                    yield True
             yield True
 
 

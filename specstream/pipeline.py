@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import os
-import time
+from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from specstream.errors import InvalidOption
+from specstream.pieces import Pieces, finish, in_larger_pieces, timed
+
+After = TypeVar("After")
+"""The IR that a pass makes."""
+AT_ONCE = 32
+"""Pieces of a pass, of which each is about one task, between two moments at which it may be left."""
 
 
 class IR(Protocol):
@@ -39,6 +45,17 @@ class Pass(Protocol):
         """Raises if what the pass promises does not hold of its result."""
 
 
+class LongPass(ABC, Generic[After]):
+    """A pass that may be left for a while in its midst."""
+
+    @abstractmethod
+    def pieces(self, ir: Any) -> Pieces[After]:
+        """Its work, which returns what `run` does."""
+
+    def run(self, ir: Any) -> After:
+        return finish(self.pieces(ir))
+
+
 @dataclass(frozen=True)
 class PassRecord:
     """What one pass did."""
@@ -47,6 +64,12 @@ class PassRecord:
     milliseconds: float
     op_changes: dict[str, int]
     """Operations added (positive) or removed (negative), by name."""
+
+
+def _run(step: Pass, ir: Any) -> Pieces[Any]:
+    if isinstance(step, LongPass):
+        return (yield from in_larger_pieces(step.pieces(ir), AT_ONCE))
+    return step.run(ir)
 
 
 def _dump_dir() -> Path | None:
@@ -67,26 +90,24 @@ class PassRunner:
     records: list[PassRecord] = field(default_factory=list)
 
     def run(self, passes: Sequence[Pass], ir: Any) -> Any:
-        for after in self.steps(passes, ir):
-            ir = after
-        return ir
+        return finish(self.pieces(passes, ir))
 
-    def steps(self, passes: Sequence[Pass], ir: Any) -> Iterator[Any]:
-        """The IR after each pass, for whoever has other things to do in between."""
+    def pieces(self, passes: Sequence[Pass], ir: Any) -> Pieces[Any]:
+        """The same for whoever has other things to do between two passes, and in the midst of long ones."""
         self._dump("input", ir)
         after = ir.op_counts()
         for step in passes:
             before = after
-            start = time.perf_counter()
-            ir = step.run(ir)
-            elapsed = (time.perf_counter() - start) * 1e3
+            ir, seconds = yield from timed(_run(step, ir))
+            yield
             ir.validate()
             step.check(ir)
             after = ir.op_counts()
             changes = {op: after[op] - before[op] for op in sorted(before | after) if after[op] != before[op]}
-            self.records.append(PassRecord(step.name, elapsed, changes))
+            self.records.append(PassRecord(step.name, 1e3 * seconds, changes))
             self._dump(step.name, ir)
-            yield ir
+            yield
+        return ir
 
     def _dump(self, label: str, ir: IR) -> None:
         if self.dump_dir is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
 
 from specstream.bind import bind
 from specstream.cost import DeviceProfile
@@ -16,7 +16,8 @@ from specstream.passes.assign_lanes import AssignLanes
 from specstream.passes.estimate_costs import EstimateCosts
 from specstream.passes.expand_fetches import ExpandFetches
 from specstream.passes.place_draft import PlaceDraft
-from specstream.pipeline import Pass, PassRunner
+from specstream.pieces import Unfinished, in_larger_pieces
+from specstream.pipeline import AT_ONCE, Pass, PassRunner
 from specstream.round_plan import Lane, Plan
 from specstream.round_spec import RoundSpec
 from specstream.round_work import NO_DRAFT, DraftWork
@@ -57,8 +58,8 @@ class Planner:
     _prices: dict[RoundSpec, float] = field(default_factory=dict)
     _plans: OrderedDict[RoundSpec, Plan] = field(default_factory=OrderedDict)
     _unproven: set[RoundSpec] = field(default_factory=set)
-    _begun: tuple[RoundSpec, Iterator[Any]] | None = None
-    """A plan that is being made, and what is left of that."""
+    _being_made: Unfinished = field(default_factory=Unfinished)
+    _being_proven: Unfinished = field(default_factory=Unfinished)
 
     def bound(self, spec: RoundSpec) -> Plan:
         """The plan that a round of exactly this structure runs: that of its canonical form, on its own chunks."""
@@ -79,27 +80,20 @@ class Planner:
         return self._plans[spec]
 
     def pieces(self, spec: RoundSpec) -> Iterator[None]:
-        """Makes the plan, if there is none, one pass at each step.
+        """Makes the plan, if there is none, some tasks at each step.
 
         What is left of it when nobody asks for more is done when somebody asks for it again, unless another plan has
         been begun meanwhile.
         """
-        if self.knows(spec):
-            return
-        rest = self._begun[1] if self._begun is not None and self._begun[0] == spec else self._make(spec)
-        self._begun = None  # a pass that fails ends it
-        for _ in rest:
-            self._begun = spec, rest
-            yield
-            self._begun = None
+        if not self.knows(spec):
+            yield from self._being_made.pieces(spec, partial(self._make, spec))
 
-    def _make(self, spec: RoundSpec) -> Iterator[Any]:
+    def _make(self, spec: RoundSpec) -> Iterator[None]:
         self.runner = PassRunner(f"round_{self.num_planned:04d}")
-        for ir in self.runner.steps(self._passes(spec, prove=False), self.model):
-            yield ir
+        plan = yield from self.runner.pieces(self._passes(spec, prove=False), self.model)
         self.num_planned += 1
         self._unproven.add(spec)
-        self._plans[spec] = ir
+        self._plans[spec] = plan
         if len(self._plans) > KEPT_PLANS:
             forgotten, _ = self._plans.popitem(last=False)
             self._unproven.discard(forgotten)
@@ -111,14 +105,21 @@ class Planner:
         Raises:
             InvalidPlan: it is wrong; it will be made anew.
         """
-        if plan.spec not in self._unproven:
-            return
+        for _ in self.proof(plan):
+            pass
+
+    def proof(self, plan: Plan) -> Iterator[None]:
+        """The same, some tasks at each step, as `pieces` does it."""
+        if plan.spec in self._unproven:
+            yield from self._being_proven.pieces(plan.spec, partial(self._prove, plan))
+
+    def _prove(self, plan: Plan) -> Iterator[None]:
         try:
-            plan.check()
+            yield from in_larger_pieces(plan.proof(), AT_ONCE)
         except InvalidPlan:
             del self._plans[plan.spec]
             raise
-        self._unproven.remove(plan.spec)
+        self._unproven.discard(plan.spec)
 
     def exact(self, spec: RoundSpec) -> Plan:
         """A plan for this structure alone, which is not kept: for predictions, since groups need not be full in it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
 from typing import NamedTuple
@@ -119,29 +119,10 @@ class RoundGraph:
     @classmethod
     def from_program(cls, spec: RoundSpec, program: Iterable[Task]) -> RoundGraph:
         """Builds the edges from the regions of tasks given in an order that is right when run one by one."""
-        tasks = tuple(program)
-        before: dict[str, dict[str, Why]] = {}
-        writers: dict[str, list[_Use]] = defaultdict(list)
-        readers: dict[str, list[_Use]] = defaultdict(list)
-        for task in tasks:
-            name = task.name
-            if name in before:
-                raise ValueError(f"two tasks are named {name}")
-            edges = before[name] = {}
-            for region in task.reads:
-                for writer in _overlapping(writers[region.buffer], region):
-                    edges[writer] = "data"
-            for region in task.writes:
-                for uses in (writers, readers):
-                    for user in _overlapping(uses[region.buffer], region):
-                        edges.setdefault(user, "reuse")
-            for region in task.reads:
-                readers[region.buffer].append((region.start, region.stop, name))
-            for region in task.writes:
-                writers[region.buffer] = _outside(writers[region.buffer], region)
-                writers[region.buffer].append((region.start, region.stop, name))
-                readers[region.buffer] = _outside(readers[region.buffer], region)
-        return cls(spec, tasks, before)
+        builder = GraphBuilder(spec)
+        for task in program:
+            builder.add(task)
+        return builder.graph()
 
     @cached_property
     def graph(self) -> nx.DiGraph[str]:
@@ -185,13 +166,49 @@ class RoundGraph:
         return "\n".join(lines) + "\n"
 
 
+_Use = tuple[int, int, str]
+"""The interval [start, stop) of a buffer, and the task that reads or writes it."""
+
+
+@dataclass
+class GraphBuilder:
+    """A round graph that grows task by task."""
+
+    spec: RoundSpec
+    _tasks: list[Task] = field(default_factory=list, init=False)
+    _before: dict[str, dict[str, Why]] = field(default_factory=dict, init=False)
+    _writers: dict[str, list[_Use]] = field(default_factory=lambda: defaultdict(list), init=False)
+    _readers: dict[str, list[_Use]] = field(default_factory=lambda: defaultdict(list), init=False)
+
+    def add(self, task: Task) -> None:
+        """Adds the next task, in an order that is right when they run one by one."""
+        name, writers, readers = task.name, self._writers, self._readers
+        if name in self._before:
+            raise ValueError(f"two tasks are named {name}")
+        self._tasks.append(task)
+        edges = self._before[name] = {}
+        for region in task.reads:
+            for writer in _overlapping(writers[region.buffer], region):
+                edges[writer] = "data"
+        for region in task.writes:
+            for uses in (writers, readers):
+                for user in _overlapping(uses[region.buffer], region):
+                    edges.setdefault(user, "reuse")
+        for region in task.reads:
+            readers[region.buffer].append((region.start, region.stop, name))
+        for region in task.writes:
+            writers[region.buffer] = _outside(writers[region.buffer], region)
+            writers[region.buffer].append((region.start, region.stop, name))
+            readers[region.buffer] = _outside(readers[region.buffer], region)
+
+    def graph(self) -> RoundGraph:
+        """Of the tasks so far."""
+        return RoundGraph(self.spec, tuple(self._tasks), self._before)
+
+
 def count_kinds(tasks: Iterable[Task]) -> Counter[str]:
     """How many tasks there are of each kind."""
     return Counter({kind.value: count for kind, count in Counter(task.kind for task in tasks).items()})
-
-
-_Use = tuple[int, int, str]
-"""The interval [start, stop) of a buffer, and the task that reads or writes it."""
 
 
 def _overlapping(uses: list[_Use], region: Region) -> list[str]:

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from specstream.errors import InvalidPlan
+from specstream.pieces import Pieces, finish
 from specstream.round_graph import Content, Region, Task, TaskKind, count_kinds
 from specstream.round_spec import ChunkRun, RoundSpec, SeatSpec
 
@@ -82,11 +83,15 @@ class Plan:
         Raises:
             InvalidPlan: with the tasks and the region or event at fault.
         """
-        from specstream.check import check_rounds
+        finish(self.proof(following))
+
+    def proof(self, following: Plan | None = None) -> Pieces[None]:
+        """The same in pieces."""
+        from specstream.check import prove_rounds
 
         if following is None and self.spec.entry == self.spec.exit:
             following = self
-        check_rounds([self] if following is None else [self, following])
+        return prove_rounds([self] if following is None else [self, following])
 
     def validate(self) -> None:
         """Raises InvalidPlan unless every task is launched once and steps name known tasks."""

@@ -67,26 +67,26 @@ class SeatSpec:
     buffer_start: int | None = None
     """Where its chunks begin in each slot of the prompt buffer; None: its rows land in its own blocks."""
 
-    @property
+    @cached_property
     def on_host(self) -> ChunkRun:
         return ChunkRun(self.seat, self.resident, self.resident + self.streamed)
 
-    @property
+    @cached_property
     def offloaded(self) -> ChunkRun:
         return ChunkRun(self.seat, self.on_host.stop, self.on_host.stop + self.offload)
 
-    @property
+    @cached_property
     def buffered(self) -> ChunkRun:
         """Chunks that are in the prompt buffer: those that are written out, and the one that is not full yet."""
         end = self.open + self.span
         return ChunkRun(self.seat, end if self.buffer_start is None else self.on_host.stop, end)
 
-    @property
+    @cached_property
     def kept(self) -> ChunkRun:
         """Of the buffered chunks what is not written out: the tail has it too, for later rounds."""
         return ChunkRun(self.seat, max(self.offloaded.stop, self.buffered.start), self.buffered.stop)
 
-    @property
+    @cached_property
     def next_on_host(self) -> ChunkRun:
         return ChunkRun(self.seat, self.resident, self.offloaded.stop)
 

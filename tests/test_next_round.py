@@ -12,9 +12,10 @@ from specstream.batch import RoundBatch
 from specstream.engine import Engine
 from specstream.errors import InvalidPlan
 from specstream.passes.assign_lanes import AssignLanes
+from specstream.pipeline import AT_ONCE
 from specstream.planner import Planner
 from specstream.profiles import CPU_PROFILE
-from specstream.round_plan import Plan
+from specstream.round_plan import Lane, Plan, StepOp
 from specstream.round_spec import RoundSpec, SeatSpec
 from tests.helpers import Request, best, check_free, new_engine, prompt, reference, serve, step_to_end
 from tests.helpers import model as tiny
@@ -71,7 +72,7 @@ def test_nor_do_several_that_leave_one_after_the_other(
 
 
 def test_working_ahead_may_stop_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    for pieces in (0, 1, 2, 3, 5, 8):
+    for pieces in (0, 1, 2, 5, 13, 40):
         with new_engine(**STREAMING) as engine, monkeypatch.context() as patch:
             Rounds(engine, patch, pieces=pieces)
             engine.submit(prompt(40), max_new_tokens=24)
@@ -82,8 +83,8 @@ def test_working_ahead_may_stop_anywhere(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_plan_goes_on_where_it_was_left() -> None:
     planner = Planner(toy_model(BOTH.num_layers), CPU_PROFILE)
     assert next(planner.pieces(BOTH), "made") is None
-    runner = planner.runner
-    assert len(list(planner.pieces(BOTH))) == 3
+    runner, whole = planner.runner, len(list(Planner(toy_model(BOTH.num_layers), CPU_PROFILE).pieces(BOTH)))
+    assert len(list(planner.pieces(BOTH))) == whole - 1
     assert planner.runner is runner
     assert planner.plan(BOTH).spec == BOTH
     other = round_spec(LONE, slots=4)
@@ -95,13 +96,43 @@ def test_a_plan_goes_on_where_it_was_left() -> None:
 def test_a_pass_that_fails_leaves_the_plan_to_be_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     planner = Planner(toy_model(BOTH.num_layers), CPU_PROFILE)
     with monkeypatch.context() as patch:
-        patch.setattr(AssignLanes, "run", lambda *_: 1 / 0)
+        patch.setattr(AssignLanes, "pieces", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             planner.plan(BOTH)
         assert not planner.knows(BOTH)
-    assert len(list(planner.pieces(BOTH))) == 4
+    assert next(planner.pieces(BOTH), "made") is None, "from its first pass on"
     assert planner.plan(BOTH).spec == BOTH
     assert planner.num_planned == 1
+
+
+def test_a_proof_goes_on_where_it_was_left() -> None:
+    """Nor is what remains of it forgotten."""
+    planner = Planner(toy_model(BOTH.num_layers), CPU_PROFILE)
+    plan = planner.plan(BOTH)
+    whole = len(list(planner.proof(plan)))
+    assert not list(planner.proof(plan)), "it is proven"
+    planner = Planner(toy_model(BOTH.num_layers), CPU_PROFILE)
+    waits = [step for step in planner.plan(BOTH).steps if step.op is StepOp.WAIT and step.lane is Lane.TARGET]
+    steps = tuple(step for step in planner.plan(BOTH).steps if step is not waits[-1])
+    broken = planner._plans[BOTH] = replace(planner.plan(BOTH), steps=steps)
+    assert next(planner.proof(broken), "proven") is None
+    with pytest.raises(InvalidPlan):
+        planner.prove(broken)
+    assert not planner.knows(BOTH), "it is made anew"
+    plan = planner.plan(BOTH)
+    assert next(planner.proof(plan), "proven") is None
+    assert len(list(planner.proof(plan))) == whole - 1
+
+
+def test_no_piece_is_about_many_tasks() -> None:
+    """So a device that is done waits no longer than for a few of a plan of a thousand."""
+    many = RoundSpec(36, 12, 8, 100, tuple(seat(each, streamed=8, offload=1) for each in range(8)), 0, 4).warm()
+    planner = Planner(toy_model(36), CPU_PROFILE)
+    making, proving = list(planner.pieces(many.canonical())), list(planner.proof(planner.plan(many.canonical())))
+    tasks = len(planner.plan(many.canonical()).tasks)
+    assert tasks > 900
+    assert len(making) > 3 * tasks / AT_ONCE, "listed, ordered, told what to wait for"
+    assert len(proving) > 2 * tasks / AT_ONCE, "in two rounds"
 
 
 def test_requests_near_their_ends_make_no_more_plans(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,18 +194,18 @@ def test_nothing_of_a_round_is_committed_before_its_plan_is_proven(monkeypatch: 
     with new_engine(debug=False) as engine:
         engine.submit(prompt(9), max_new_tokens=12)
         (sequence,) = engine._scheduler.waiting
-        check = Plan.check
+        proof = Plan.proof
 
         def fail(self: Plan, following: Plan | None = None) -> None:
             raise InvalidPlan("no")
 
         for _ in range(2):
-            monkeypatch.setattr(Plan, "check", fail)
+            monkeypatch.setattr(Plan, "proof", fail)
             with pytest.raises(InvalidPlan, match="no"):
                 engine.step()
             assert sequence.kv is not None
             assert (sequence.kv.length, sequence.tokens) == (0, list(prompt(9)))
-        monkeypatch.setattr(Plan, "check", check)
+        monkeypatch.setattr(Plan, "proof", proof)
         assert step_to_end(engine)[0] == best(prompt(9), 12)
         assert engine._planner.num_planned > 2
 

@@ -12,9 +12,10 @@ import pytest
 from torch import Tensor
 
 from specstream.batch import RoundBatch
-from specstream.check import check_rounds
+from specstream.check import prove_rounds
 from specstream.engine import Engine
 from specstream.errors import InvalidDistribution, InvalidPlan
+from specstream.pieces import finish
 from specstream.round_plan import Lane, Plan, StepOp
 from specstream.round_spec import RoundSpec
 from tests.copies import NEW_TOKENS, Copies, assert_exact
@@ -80,7 +81,7 @@ class Stripped:
         """Whether the proof finds fault with some two of the rounds that were run."""
         for first, second in pairwise(self.plans):
             try:
-                check_rounds([first, second])
+                finish(prove_rounds([first, second]))
             except InvalidPlan:
                 return True
         return False

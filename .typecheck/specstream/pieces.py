@@ -1,0 +1,1 @@
+../../specstream/pieces.py
