@@ -364,7 +364,7 @@ class Engine(Exclusive):
             self._tell(sequence, self._output(sequence, FinishReason.CANCELLED))
         self._scheduler.clear()
 
-    def _take_candidates(self, row: RequestRows, price: Callable[[], float]) -> None:
+    def _take_candidates(self, row: RequestRows, price: Callable[[float], float]) -> None:
         """Gives a request that did not verify what was drafted for it beside the round."""
         sequence = row.sequence
         if row.error is not None:
@@ -379,7 +379,7 @@ class Engine(Exclusive):
         cancelled = self._leave(sequence, FinishReason.CANCELLED)
         sequence.inbox.append(StepOutput(sequence.request_id, [], cancelled, error=error))
 
-    def _commit(self, row: RequestRows, spec: RoundSpec, price: Callable[[], float]) -> None:
+    def _commit(self, row: RequestRows, spec: RoundSpec, price: Callable[[float], float]) -> None:
         """Moves the request to where the round brought it."""
         sequence = row.sequence
         if row.error is not None:

@@ -18,6 +18,7 @@ from specstream.passes.expand_fetches import ExpandFetches
 from specstream.passes.place_draft import PlaceDraft
 from specstream.pieces import Unfinished, in_larger_pieces
 from specstream.pipeline import AT_ONCE, Pass, PassRunner
+from specstream.round_graph import TaskKind
 from specstream.round_plan import Lane, Plan
 from specstream.round_spec import RoundSpec
 from specstream.round_work import NO_DRAFT, DraftWork
@@ -126,19 +127,33 @@ class Planner:
         plan: Plan = PassRunner("exact", None).run(self._passes(spec, prove=False), self.model)
         return plan
 
-    def draft_price(self, spec: RoundSpec) -> float:
+    def draft_price(self, spec: RoundSpec, enough: float = 0.0) -> float:
         """How much longer such rounds are predicted to take than without their draft steps, as a quotient.
 
         It is reckoned for the first of all rounds that share a plan.
+
+        Args:
+            enough: where it certainly is no more than this, what it is at most will do: reckoning it takes as long as a
+                short round does, and the device waits.
         """
-        if not spec.draft_steps:  # which needs no simulation between two rounds
+        if not spec.draft_steps:
             return 1.0
+        if enough and (most := self._most_draft_price(spec)) <= enough:
+            return most
         shared = spec.canonical()
         if shared not in self._prices:
             drafts = exposure(self.exact(spec), Lane.DRAFT)
             period = drafts.timeline.period_us
             self._prices[shared] = period / (period - drafts.exposed_us)
         return self._prices[shared]
+
+    def _most_draft_price(self, spec: RoundSpec) -> float:
+        """With all drafting exposed, over the least that such a round can take without it."""
+        costs = {
+            kind: sum(task.cost_us for task in tasks) for kind, tasks in self.plan(spec.canonical()).by_kind.items()
+        }
+        link_floor = spec.streamed_bytes / self.profile.host_to_device_bytes_per_us
+        return 1 + costs[TaskKind.DRAFT] / max(costs[TaskKind.PIECE], link_floor)
 
     def _passes(self, spec: RoundSpec, *, prove: bool) -> tuple[Pass, ...]:
         return round_passes(spec, self.profile, self.draft, self.verified_rows, prove=prove)

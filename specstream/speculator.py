@@ -206,13 +206,14 @@ class Speculator:
             for step in range(self.kernels.depth):
                 self._draft([row], step)
 
-    def judge(self, row: RequestRows, price: Callable[[], float]) -> None:
+    def judge(self, row: RequestRows, price: Callable[[float], float]) -> None:
         """Turns speculation off for a request whose candidates have long been of no use, or not worth their time.
 
         Args:
-            price: how much longer a round is predicted to take with draft steps than without, as a quotient. It does
-                not depend on how long rounds have taken. It does on the device's profile: where that is measured, the
-                tokens of a request that samples are the same again as long as the profile is kept.
+            price: how much longer a round is predicted to take with draft steps than without, as a quotient; where that
+                certainly is no more than what is given, maybe what it is at most. It does not depend on how long rounds
+                have taken. It does on the device's profile: where that is measured, the tokens of a request that
+                samples are the same again as long as the profile is kept.
         """
         sequence = row.sequence
         if self.speculation.synthetic is not None or not sequence.drafts:
@@ -232,8 +233,8 @@ class Speculator:
         elif sequence.judged_rounds >= JUDGED_ROUNDS:
             tokens = 1 + sequence.judged_accepted / sequence.judged_rounds
             sequence.judged_rounds = sequence.judged_accepted = 0
-            if tokens < LEAST_WORTH * price():
-                cost = f"each takes {price():.2f} x as long with it"
+            if tokens < LEAST_WORTH * price(tokens / LEAST_WORTH):
+                cost = f"each takes {price(0.0):.2f} x as long with it"
                 reason = f"the draft gave {tokens:.2f} tokens in each of {JUDGED_ROUNDS} rounds; {cost}"
                 self._turn_off(sequence, reason)
 

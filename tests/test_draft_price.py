@@ -7,6 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from specstream.kv import ChunkLayout, SequenceKV
 from specstream.options import Options
@@ -29,7 +31,7 @@ def judged(accepted: int, price: float, rounds: int = JUDGED_ROUNDS) -> tuple[Se
     kv = SequenceKV(layout, 1000, 1, 1, [0], None)
     for _ in range(rounds):
         row = RequestRows(sequence, kv, [1, 2, 3, 4, 5], False, Candidates([2, 3, 4, 5]), 5, accepted=accepted)
-        speculator.judge(row, lambda: price)
+        speculator.judge(row, lambda _: price)
     return sequence, [text for _, text in speculator.pending_warnings]
 
 
@@ -69,6 +71,23 @@ def test_the_price_is_that_of_groups_as_full_as_they_are() -> None:
     almost = SeatSpec(0, 60, 3, 1, 0, 61, 2)
     spec = RoundSpec(LAYERS, 9, 32, 512 * KV_BYTES, (almost,), 0, 4).warm()
     assert planner.draft_price(spec) > 1.5
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=3), st.integers(1, 24), st.booleans(), st.integers(1, 9))
+def test_what_it_is_at_most_will_do_where_that_is_little_enough(
+    streamed: list[int], steps: int, beside: bool, slots: int
+) -> None:
+    """It is known without simulating the round, for which there is no time between two rounds."""
+    seats = tuple(SeatSpec(each, 2, 3, chunks, 0, 2 + chunks, 1) for each, chunks in enumerate(streamed))
+    spec = RoundSpec(LAYERS, slots, 16, 128 * KV_BYTES, seats, 0, steps, drafts_beside=beside).warm()
+    planner = Planner(qwen3_8b(), H200, QWEN3_06B, 5)
+    most = planner.draft_price(spec, 1000.0)
+    assert not planner._prices, "nothing is simulated"
+    price = planner.draft_price(spec, most - 0.001)
+    assert 1 <= price <= most + 1e-9
+    assert price == planner.draft_price(spec) == planner._prices[spec.canonical()]
+    assert most < 1 + steps
 
 
 def test_the_text_of_a_request_whose_draft_does_not_pay_is_the_targets() -> None:
