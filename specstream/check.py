@@ -64,6 +64,8 @@ class _Machine:
         return Region(f"slot {(self.slot_base + region.start) % self.slots}")
 
     def launch(self, task: Task, where: str) -> Clock:
+        if not task.reads and not task.writes:
+            raise InvalidPlan(f"{where} does not say what it reads and writes, so nothing can be proven of it")
         lane = NUMBER[lane_of(task)]
         clock = self.lane_clock[lane]
         clock[:] = map(max, clock, self.host_clock)

@@ -121,6 +121,11 @@ class Planner:
             del self._plans[plan.spec]
             raise
         self._unproven.discard(plan.spec)
+        yield
+        if plan.spec in self._plans:
+            kept = plan.without_regions()  # many are kept, and the garbage collector looks through all
+            _ = kept.by_name, kept.by_kind  # which are wanted between two rounds
+            self._plans[plan.spec] = kept
 
     def exact(self, spec: RoundSpec) -> Plan:
         """A plan for this structure alone, which is not kept: for predictions, since groups need not be full in it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -92,6 +92,10 @@ class Plan:
         if following is None and self.spec.entry == self.spec.exit:
             following = self
         return prove_rounds([self] if following is None else [self, following])
+
+    def without_regions(self) -> Plan:
+        """The plan as executors need it, which cannot be proven any more: regions are most of what it holds."""
+        return replace(self, tasks=tuple(t._replace(reads=(), writes=(), expects=(), leaves=()) for t in self.tasks))
 
     def validate(self) -> None:
         """Raises InvalidPlan unless every task is launched once and steps name known tasks."""

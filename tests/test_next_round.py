@@ -124,6 +124,21 @@ def test_a_proof_goes_on_where_it_was_left() -> None:
     assert len(list(planner.proof(plan))) == whole - 1
 
 
+def test_what_is_kept_of_a_plan_that_is_proven_is_what_executors_need() -> None:
+    planner = Planner(toy_model(BOTH.num_layers), CPU_PROFILE)
+    plan = planner.plan(BOTH)
+    planner.prove(plan)
+    kept = planner.plan(BOTH)
+    assert kept.steps == plan.steps
+    assert not any(task.reads or task.writes or task.expects or task.leaves for task in kept.tasks)
+    bare = [task._replace(reads=(), writes=(), expects=(), leaves=()) for task in plan.tasks]
+    assert list(kept.tasks) == bare
+    with pytest.raises(InvalidPlan, match="does not say what it reads and writes, so nothing can be proven of it"):
+        kept.check()
+    assert planner.bound(BOTH).tasks == plan.tasks
+    planner.bound(BOTH).check()
+
+
 def test_no_piece_is_about_many_tasks() -> None:
     """So a device that is done waits no longer than for a few of a plan of a thousand."""
     many = RoundSpec(36, 12, 8, 100, tuple(seat(each, streamed=8, offload=1) for each in range(8)), 0, 4).warm()
