@@ -170,10 +170,10 @@ def _seating(running: list[Sequence]) -> dict[int, int]:
 
 
 def _next_runs(running: list[Sequence], seats: tuple[SeatSpec, ...]) -> tuple[ChunkRun, ...]:
-    """What streams in the round after one of these seats: the other cohort, and prompts that go on."""
+    """What streams in the round after one of these seats, in their order: the other cohort, and prompts that go on."""
     computed = {seat.seat: seat for seat in seats}
     runs = []
-    for sequence in running:
+    for sequence in sorted(running, key=lambda each: each.seat):
         kv, seat = sequence.kv, computed.get(sequence.seat)
         assert kv is not None
         if seat is None:

@@ -197,7 +197,8 @@ class Scheduler:
         """The next round of the running requests, as they are or as they may come to be.
 
         That is the candidates of every request, or of those of a cohort, and the next part of each prompt while the
-        token budget lasts.
+        token budget lasts, first come, first served. In the order of their seats: whoever takes the seat of one who has
+        left takes his place in rounds as well, which have been planned and captured.
         """
         rows = []
         budget, buffered = self.memory.max_num_batched_tokens, 0
@@ -219,7 +220,7 @@ class Scheduler:
                 candidates = sequence.candidates.first(room - 1)
                 verified = [tokens[-1], *candidates.tokens]
                 rows.append(RequestRows(sequence, kv, verified, False, candidates, len(verified)))
-        return rows
+        return sorted(rows, key=lambda row: row.sequence.seat)
 
     def choose_drafted(self, running: list[Sequence], turn: int | None) -> list[RequestRows]:
         """The requests that are drafted for while cohort `turn` verifies: those of the other one."""

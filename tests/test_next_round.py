@@ -280,6 +280,32 @@ def test_who_joins_takes_nothing_from_the_others(monkeypatch: pytest.MonkeyPatch
     engine.close()
 
 
+@pytest.mark.parametrize("drafting", ["sequential", "cohorts"])
+def test_who_takes_a_seat_takes_a_place_in_rounds(drafting: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a device these have been planned and captured: the same rounds go on, on other chunks."""
+    budget = 4 * 16 * 1024 + 12 * 3072  # a ring and four tails
+    sizes = {"gpu_kv_budget": budget, "staging_slots": 4, "group_chunks": 16, "max_num_seqs": 4, "max_model_len": 128}
+    with new_engine(**sizes, num_speculative_tokens=1, drafting=drafting) as engine:
+        rounds = Rounds(engine, monkeypatch)
+
+        def decoded() -> set[tuple[RoundSpec, tuple[int, ...]]]:
+            while any(not sequence.prompt_is_through for sequence in engine._unfinished()):
+                engine.step()
+            del rounds.specs[:]
+            for _ in range(8):
+                engine.step()
+            return {(spec.canonical(), spec.seating) for spec in rounds.specs if len(spec.groups) == len(spec.seats)}
+
+        requests = [engine.submit(prompt(40, number), max_new_tokens=80) for number in range(4)]
+        before = decoded()
+        engine.cancel(requests[1])
+        engine.submit(prompt(40, 9), max_new_tokens=80)
+        again = decoded()
+        assert [sequence.seat for sequence in engine._scheduler.running] == [0, 2, 3, 1], "as they came"
+        assert {seating for _, seating in again} == {seating for _, seating in before}
+        assert again & before
+
+
 # The proof, where fetches are dropped
 
 
