@@ -90,7 +90,7 @@ def test_the_scripts_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     (point,) = grid["points"].values()
     assert point["sequential"][0]["depth"] == 2
     assert grid["least_over_sequential"] == grid["mean_over_sequential"] == point["over_sequential"]
-    useless = figures_of("useless_draft", *few, "--draft", "smollm2-135m", "--context", "1024", **places)
+    useless = figures_of("useless_draft", *few, "--draft", "tiny", "--context", "1024", **places)
     assert useless["rounds_until_off"] == MOST_USELESS_ROUNDS
     assert useless["over_off"] > 0
     offloaded = figures_of("offloaded_baseline", *tiny, "--new-tokens", "8", "--cache", "dynamic", **places)
