@@ -18,7 +18,7 @@ class Metrics:
     num_verify_rounds: int
     """Verification rounds, counted once for each request in them."""
     num_drafts: int
-    """Those of candidates."""
+    """Of these, verifications of candidates."""
     num_draft_tokens: int
     num_accepted_tokens: int
     accepted_per_position: tuple[int, ...]

@@ -13,6 +13,8 @@ from typing import TypeVar
 
 Result = TypeVar("Result")
 Pieces = Generator[None, None, Result]
+AT_ONCE = 32
+"""Small pieces, each about one task, between two moments at which planning may be left."""
 
 
 def finish(work: Pieces[Result]) -> Result:
@@ -25,7 +27,7 @@ def finish(work: Pieces[Result]) -> Result:
             return result
 
 
-def in_larger_pieces(work: Pieces[Result], size: int) -> Pieces[Result]:
+def in_larger_pieces(work: Pieces[Result], size: int = AT_ONCE) -> Pieces[Result]:
     """The same, which may be left only after every so many of its pieces."""
     while True:
         for _ in range(size):

@@ -15,8 +15,6 @@ from specstream.pieces import Pieces, finish, in_larger_pieces, timed
 
 After = TypeVar("After")
 """The IR that a pass makes."""
-AT_ONCE = 32
-"""Pieces of a pass, of which each is about one task, between two moments at which it may be left."""
 
 
 class IR(Protocol):
@@ -68,7 +66,7 @@ class PassRecord:
 
 def _run(step: Pass, ir: Any) -> Pieces[Any]:
     if isinstance(step, LongPass):
-        return (yield from in_larger_pieces(step.pieces(ir), AT_ONCE))
+        return (yield from in_larger_pieces(step.pieces(ir)))
     return step.run(ir)
 
 

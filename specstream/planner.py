@@ -17,7 +17,7 @@ from specstream.passes.estimate_costs import EstimateCosts
 from specstream.passes.expand_fetches import ExpandFetches
 from specstream.passes.place_draft import PlaceDraft
 from specstream.pieces import Unfinished, in_larger_pieces
-from specstream.pipeline import AT_ONCE, Pass, PassRunner
+from specstream.pipeline import Pass, PassRunner
 from specstream.round_graph import TaskKind
 from specstream.round_plan import Lane, Plan
 from specstream.round_spec import RoundSpec
@@ -116,7 +116,7 @@ class Planner:
 
     def _prove(self, plan: Plan) -> Iterator[None]:
         try:
-            yield from in_larger_pieces(plan.proof(), AT_ONCE)
+            yield from in_larger_pieces(plan.proof())
         except InvalidPlan:
             del self._plans[plan.spec]
             raise
@@ -154,11 +154,9 @@ class Planner:
 
     def _most_draft_price(self, spec: RoundSpec) -> float:
         """With all drafting exposed, over the least that such a round can take without it."""
-        costs = {
-            kind: sum(task.cost_us for task in tasks) for kind, tasks in self.plan(spec.canonical()).by_kind.items()
-        }
-        link_floor = spec.streamed_bytes / self.profile.host_to_device_bytes_per_us
-        return 1 + costs[TaskKind.DRAFT] / max(costs[TaskKind.PIECE], link_floor)
+        by_kind = self.plan(spec.canonical()).by_kind
+        drafts, pieces = (sum(task.cost_us for task in by_kind[kind]) for kind in (TaskKind.DRAFT, TaskKind.PIECE))
+        return 1 + drafts / max(pieces, spec.streamed_bytes / self.profile.host_to_device_bytes_per_us)
 
     def _passes(self, spec: RoundSpec, *, prove: bool) -> tuple[Pass, ...]:
         return round_passes(spec, self.profile, self.draft, self.verified_rows, prove=prove)

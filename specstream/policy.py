@@ -79,9 +79,15 @@ def mean_round_us(planner: Planner, spec: RoundSpec, missed: float = 0.0) -> flo
         drafts = plan.by_kind[TaskKind.DRAFT]
         period = max(period, sum((task.cost_us for task in drafts), BESIDE_GAP_US if drafts else 0.0))
     if missed and spec.drafts_beside:
-        after, without = (replace(spec, drafts_beside=False, draft_steps=steps) for steps in (spec.draft_steps, 0))
-        period += missed * (period_us(planner, after) - period_us(planner, without))
+        period += missed * late_us(planner, spec)
     return period
+
+
+def late_us(planner: Planner, spec: RoundSpec) -> float:
+    """With lookahead: how much longer a round is predicted to take if its outcome has no branch, so that drafting
+    follows."""
+    after, without = (replace(spec, drafts_beside=False, draft_steps=steps) for steps in (spec.draft_steps, 0))
+    return period_us(planner, after) - period_us(planner, without)
 
 
 def foreseen(planner: Planner, spec: RoundSpec, acceptance: float) -> float:

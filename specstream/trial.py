@@ -16,7 +16,7 @@ from specstream.lane_streams import LaneStreams
 from specstream.metrics import Metrics
 from specstream.options import Options
 from specstream.parts import make_parts
-from specstream.policy import foreseen, mean_round_us, usual_round
+from specstream.policy import foreseen, late_us, usual_round
 from specstream.speculate import Candidates
 from specstream.trial_rate import TrialRound, rate_of
 from specstream.tuned_settings import TunedSettings
@@ -117,8 +117,9 @@ class Stopwatch:
                 blocks.append([self._round(engine, depth) for _ in range(ROUNDS)])
                 if rate_of(blocks[:1]) < HOPELESS * best:
                     break
-            if self.prompts is not None:
-                self.acceptance = chance_of_acceptance(engine.metrics(), depth) if depth else None
+            if self.prompts is not None and depth:
+                self.acceptance = chance_of_acceptance(engine.metrics(), depth)
+            if self.prompts is not None or engine.options.drafting != "lookahead":
                 return rate_of(blocks)
             return rate_of(blocks, *self._expected_misses(engine))
 
@@ -155,16 +156,13 @@ class Stopwatch:
             after.num_foreseen_outcomes - before.num_foreseen_outcomes < outcomes,
         )
 
-    def _expected_misses(self, engine: Engine) -> tuple[float | None, Callable[[], float]]:
-        """With lookahead: how many rounds are expected to be missed, and by how much longer those are predicted to
-        take, in seconds."""
-        if engine.options.drafting != "lookahead":
-            return None, float
+    def _expected_misses(self, engine: Engine) -> tuple[float, Callable[[], float]]:
+        """With lookahead: what share of rounds is expected to be missed, and by how many seconds those are predicted to
+        take longer."""
         options = replace(engine.options, max_num_seqs=self.workload.batch)
         spec = usual_round(options, replace(engine.memory, max_model_len=self.workload.context))
-        planner = engine._planner
-        missing = 1 - foreseen(planner, spec, self.workload.acceptance)
-        return missing, lambda: (mean_round_us(planner, spec, 1.0) - mean_round_us(planner, spec)) / 1e6
+        missing = 1 - foreseen(engine._planner, spec, self.workload.acceptance)
+        return missing, lambda: late_us(engine._planner, spec) / 1e6
 
     def _left(self, engine: Engine) -> int:
         """Tokens to the end of the request that is nearest to its own; 0 if one has ended."""

@@ -12,7 +12,7 @@ from specstream.batch import RoundBatch
 from specstream.engine import Engine
 from specstream.errors import InvalidPlan
 from specstream.passes.assign_lanes import AssignLanes
-from specstream.pipeline import AT_ONCE
+from specstream.pieces import AT_ONCE
 from specstream.planner import Planner
 from specstream.profiles import CPU_PROFILE
 from specstream.round_plan import Lane, Plan, StepOp
