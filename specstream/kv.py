@@ -16,6 +16,7 @@ from specstream.errors import OutOfBudget
 from specstream.graph import ModelSpec
 from specstream.options import format_size
 from specstream.pinned import Pinning
+from specstream.pinned_pool import PinnedPool
 from specstream.round_spec import PROMPT_SLOTS
 
 
@@ -87,12 +88,14 @@ class HostStore:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     """Where it is: the CPU, or nowhere (meta) for what only plans."""
     extents: list[Extent] = field(default_factory=list)
+    pool: PinnedPool | None = None
+    """Where pinned memory comes from, as far as it has any, and goes when this is closed."""
     _pinning: Pinning | None = None
     """The next extent, on its way."""
 
     @property
     def allocated_bytes(self) -> int:
-        return len(self.extents) * self.extent_chunks * self.layout.chunk_bytes
+        return len(self.extents) * self._extent_bytes
 
     @property
     def used_bytes(self) -> int:
@@ -114,7 +117,7 @@ class HostStore:
             start = _free_run(extent.references, count)
             if start is not None:
                 return self._hold(HostRun(extent, start, count))
-        grown = self.allocated_bytes + self.extent_chunks * self.layout.chunk_bytes
+        grown = self.allocated_bytes + self._extent_bytes
         if grown > self.budget_bytes:
             return None
         extent = Extent(self._allocate(), [0] * self.extent_chunks)
@@ -123,8 +126,17 @@ class HostStore:
 
     def prepare(self) -> None:
         """Begins to pin an extent in the background, for the first that is reserved."""
-        if self.pinned_for is not None and self._pinning is None:
-            self._pinning = Pinning(self._shape, self.layout.dtype, self.pinned_for)
+        if self.pinned_for is None or self._pinning is not None:
+            return
+        if self.pool is not None:
+            if self.pool.holds(self._extent_bytes):
+                return
+            self.pool.release_one()  # in its place comes one that is large enough
+        self._pinning = Pinning(self._shape, self.layout.dtype, self.pinned_for)
+
+    @property
+    def _extent_bytes(self) -> int:
+        return self.extent_chunks * self.layout.chunk_bytes
 
     @property
     def _shape(self) -> tuple[int, ...]:
@@ -134,6 +146,9 @@ class HostStore:
         with torch.inference_mode(False):  # other threads write to it, in no such mode
             if self.pinned_for is None:
                 return torch.empty(self._shape, dtype=self.layout.dtype, device=self.device)
+            kept = None if self.pool is None or self._pinning is not None else self.pool.take(self._extent_bytes)
+            if kept is not None:
+                return kept.view(self.layout.dtype).view(self._shape)
             self.prepare()
             assert self._pinning is not None
             try:
@@ -164,6 +179,9 @@ class HostStore:
                 extent.blocks.fill_(float("nan"))
 
     def close(self) -> None:
+        if self.pool is not None:
+            for extent in self.extents:
+                self.pool.keep(extent.blocks)
         self.extents.clear()
         if self._pinning is not None:
             self._pinning.cancel()

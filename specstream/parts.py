@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from dataclasses import dataclass
 
+import psutil
 import torch
 
 from specstream.caller import warn_caller
@@ -19,6 +20,7 @@ from specstream.lane_streams import LaneStreams
 from specstream.lookahead import Lookahead
 from specstream.memory import MemoryPlan, resolve_max_model_len
 from specstream.options import Options
+from specstream.pinned_pool import PinnedPool
 from specstream.planner import Planner
 from specstream.planning import Planning
 from specstream.profiles import device_profile
@@ -70,12 +72,14 @@ def make_parts(
     draft: PartitionedModel | None,
     tuned: TunedSettings | None = None,
     streams: LaneStreams | None = None,
+    pool: PinnedPool | None = None,
 ) -> EngineParts:
     """Plans memory, allocates it, starts the lanes.
 
     Args:
         tuned: for options that say "auto"; None: what is stored for such an engine, if anything is.
         streams: those of parts that were closed; None: new ones.
+        pool: pinned memory of such parts, to which it returns when these are closed; None: it is pinned anew.
 
     Raises:
         InvalidOption: two models that do not go together.
@@ -85,7 +89,7 @@ def make_parts(
     if on_cuda:
         gc.unfreeze()
         gc.collect()  # what nobody closed, before it is asked how much memory is left
-    planning = planning_of(requested, target, draft)
+    planning = planning_of(requested, target, draft, pool)
     adapts = requested.num_speculative_tokens == "auto" and draft is not None
     options = _settled(requested, planning, tuned or stored_tuned(requested, target, draft))
     memory, planner = planning.planned(options)
@@ -99,7 +103,7 @@ def make_parts(
         memory.prompt_chunks,
     )
     streams, pinned_for = streams or LaneStreams.on(device), device if on_cuda else None
-    host = HostStore(memory.layout, memory.host_budget, memory.extent_chunks, options.debug, pinned_for)
+    host = HostStore(memory.layout, memory.host_budget, memory.extent_chunks, options.debug, pinned_for, pool=pool)
     if memory.streams:
         host.prepare()
     drafter = None
@@ -127,8 +131,10 @@ def _settled(requested: Options, planning: Planning, tuned: TunedSettings | None
     return planning.settled(requested)
 
 
-def planning_of(options: Options, target: PartitionedModel, draft: PartitionedModel | None) -> Planning:
-    """What an engine of these models decides by: with the memory that is free now.
+def planning_of(
+    options: Options, target: PartitionedModel, draft: PartitionedModel | None, pool: PinnedPool | None = None
+) -> Planning:
+    """What an engine of these models decides by: with the memory that is free now, and with what is in the pool.
 
     Raises:
         InvalidOption: two models that do not go together.
@@ -139,7 +145,8 @@ def planning_of(options: Options, target: PartitionedModel, draft: PartitionedMo
     if draft is not None:
         _check_pair(target.spec, draft.spec, resolve_max_model_len(options, target.spec))
     free = _free_on(device) if device.type == "cuda" else None
-    return Planning(target, draft, device_profile(device), free)
+    free_host = None if pool is None else psutil.virtual_memory().available + pool.total_bytes
+    return Planning(target, draft, device_profile(device), free, free_host)
 
 
 def _free_on(device: torch.device) -> int:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from math import ceil
 from typing import TYPE_CHECKING
 
 from specstream.bench_history import place_history
@@ -16,10 +17,11 @@ from specstream.lane_streams import LaneStreams
 from specstream.metrics import Metrics
 from specstream.options import Options
 from specstream.parts import make_parts
+from specstream.pinned_pool import PinnedPool
 from specstream.policy import foreseen, late_us, usual_round
 from specstream.speculate import Candidates
 from specstream.trial_rate import TrialRound, rate_of
-from specstream.tuned_settings import TunedSettings
+from specstream.tuned_settings import MORE_DEPTHS, TunedSettings
 
 if TYPE_CHECKING:
     from specstream.workload import Workload
@@ -28,6 +30,8 @@ WARMUP = 8
 """Rounds: each kind has occurred often enough to be replayed."""
 BLOCKS, ROUNDS = 3, 6
 """The rate of a trial is the middle one of so many blocks of rounds."""
+ENOUGH = 1.5
+"""Times the tokens that are expected of a trial: so many are seldom decoded; if they are, requests start again."""
 HOPELESS = 0.8
 """Part of the best rate: what is slower in its first block is not measured to the end."""
 
@@ -93,6 +97,7 @@ class Stopwatch:
             )
         self.options, self.target, self.draft, self.workload, self.clock = options, target, draft, workload, clock
         self.streams = streams or LaneStreams.on(target.spec.device)
+        self.pool = PinnedPool()
         self.prompts = prompts
         self.acceptance: float | None = None
         """Of the latest engine, if prompts were given and it drafted."""
@@ -109,8 +114,8 @@ class Stopwatch:
         """
         depth = 0 if self.draft is None else settings.num_speculative_tokens
         self.acceptance = None
-        options = settings.given_to(self.options)
-        with closing(Engine(make_parts(options, self.target, self.draft, streams=self.streams))) as engine:
+        models, options = (self.target, self.draft), settings.given_to(self.options)
+        with closing(Engine(make_parts(options, *models, streams=self.streams, pool=self.pool))) as engine:
             self._start(engine, depth)
             blocks = list[list[TrialRound]]()
             for _ in range(BLOCKS):
@@ -126,7 +131,7 @@ class Stopwatch:
     def _start(self, engine: Engine, depth: int) -> None:
         """Seats the requests, far enough from their ends, and runs what is not measured."""
         engine.reset()
-        room = min(self.workload.context // 2, (depth + 1) * (WARMUP + BLOCKS * ROUNDS + 1))
+        room = self._room(depth)
         length = self.workload.context - room
         for seed in range(self.workload.batch):
             if self.prompts is None:
@@ -140,6 +145,15 @@ class Stopwatch:
                 _forget_candidates(engine)
             if self._left(engine) > depth + 1:
                 engine.step()
+
+    def _room(self, depth: int) -> int:
+        """Tokens that a trial may decode: as many with whatever number of candidates is tried, so that all stream
+        histories of one length."""
+        deepest = max(depth, *MORE_DEPTHS)
+        tokens: float = deepest + 1  # of a round
+        if self.prompts is None:
+            tokens = min(tokens, ENOUGH * expected_tokens(self.workload.acceptance, deepest))
+        return min(self.workload.context // 2, ceil((WARMUP + BLOCKS * ROUNDS) * tokens) + deepest + 1)
 
     def _round(self, engine: Engine, depth: int) -> TrialRound:
         if self._left(engine) <= depth + 1:

@@ -15,6 +15,7 @@ from specstream import pinned
 from specstream.errors import OutOfBudget
 from specstream.kv import ChunkLayout, HostStore
 from specstream.pinned import Pinning, processors
+from specstream.pinned_pool import PinnedPool
 
 LAYOUT = ChunkLayout(num_layers=2, num_kv_heads=1, head_dim=8, chunk_tokens=16, dtype=torch.float32)
 
@@ -48,8 +49,9 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
     gc.collect()  # what the test has left is released while this driver is there
 
 
-def store(extents: int = 2) -> HostStore:
-    return HostStore(LAYOUT, extents * 4 * LAYOUT.chunk_bytes, 4, pinned_for=torch.device("cuda"))
+def store(extents: int = 2, pool: PinnedPool | None = None, extent_chunks: int = 4) -> HostStore:
+    budget = extents * extent_chunks * LAYOUT.chunk_bytes
+    return HostStore(LAYOUT, budget, extent_chunks, pinned_for=torch.device("cuda"), pool=pool)
 
 
 def test_exactly_sized_and_released_with_the_last_view(driver: Driver) -> None:
@@ -136,3 +138,60 @@ def test_threads_stay_near_the_device_if_the_system_says_where_that_is(monkeypat
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     pinned._stay_near(torch.device("cuda"))  # of a device that nobody knows: nothing happens
+
+
+def test_what_a_closed_store_leaves_the_next_one_has(driver: Driver) -> None:
+    pool = PinnedPool()
+    first = store(2, pool)
+    assert first.reserve(4) is not None
+    assert first.reserve(4) is not None
+    first.close()
+    registered = dict(driver.registered)
+    assert len(registered) == 2
+    assert pool.total_bytes == sum(registered.values()) == 8 * LAYOUT.chunk_bytes
+
+    second = store(2, pool, extent_chunks=3)  # of two, somewhat smaller
+    second.prepare()  # there is nothing to do
+    for _ in range(2):
+        run = second.reserve(3)
+        assert run is not None
+        run.extent.blocks.fill_(7.0)  # whoever writes, and in whatever mode
+        assert run.extent.blocks.data_ptr() in registered
+    assert driver.registered == registered
+    assert pool.total_bytes == 0
+    with torch.inference_mode():
+        second.close()
+    assert pool.total_bytes == 8 * LAYOUT.chunk_bytes  # whole again
+    assert not any(piece.is_inference() for piece in pool.pieces)
+    del second, run
+    pool.pieces.clear()
+    gc.collect()
+    assert not driver.registered
+
+
+def test_pinned_memory_that_is_too_small_does_not_pile_up(driver: Driver) -> None:
+    pool = PinnedPool()
+    for extent_chunks in (2, 3, 4, 3, 2):
+        host = store(2, pool, extent_chunks)
+        host.prepare()
+        assert host.reserve(extent_chunks) is not None
+        assert host.reserve(extent_chunks) is not None
+        assert len(driver.registered) == 2
+        host.close()
+        gc.collect()
+    assert list(driver.registered.values()) == [4 * LAYOUT.chunk_bytes] * 2
+
+
+def test_the_smallest_piece_that_suffices_is_taken() -> None:
+    pool = PinnedPool()
+    for size in (30, 10, 20):
+        pool.keep(torch.empty(size, dtype=torch.uint8))
+    taken = pool.take(11)
+    assert taken is not None
+    assert taken.nbytes == 11
+    assert sorted(piece.nbytes for piece in pool.pieces) == [10, 30]
+    assert pool.holds(30)
+    assert not pool.holds(31)
+    assert pool.take(31) is None
+    pool.release_one()
+    assert [piece.nbytes for piece in pool.pieces] == [30]

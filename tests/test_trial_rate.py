@@ -83,6 +83,19 @@ def test_drafting_that_follows_a_round_has_occurred_twice_before_rounds_are_meas
     )
 
 
+def test_all_numbers_of_candidates_stream_histories_of_one_length() -> None:
+    """Near the end of the context, where requests seldom come to it within a trial."""
+    for prompts in (None, [list(prompt(8192))]):
+        workload = Workload(8192, 1, 0.8)
+        stopwatch = Stopwatch(OPTIONS, captured(model("qwen3")), captured(near()), workload, prompts=prompts)
+        (room,) = {stopwatch._room(depth) for depth in (0, 2, 8, 32)}
+        most = (WARMUP + BLOCKS * ROUNDS + 1) * 33
+        assert room == most if prompts else (WARMUP + BLOCKS * ROUNDS) * expected_tokens(0.8, 32) < room < most / 3
+        assert stopwatch._room(128) > room
+    stopwatch = Stopwatch(OPTIONS, captured(model("qwen3")), captured(near()), Workload(256, 1, 0.8))
+    assert stopwatch._room(8) == 128
+
+
 def missed(engine: Engine) -> int:
     metrics = engine.metrics()
     return metrics.num_outcomes - metrics.num_foreseen_outcomes

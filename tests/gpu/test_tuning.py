@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from specstream import pinned
 from tests.cuda_cases import cuda_engine, cuda_executor
 from tests.helpers import prompt
 
@@ -20,13 +21,23 @@ LONG = list(prompt(580))
 @pytest.mark.parametrize("drafts", [False, True], ids=["alone", "drafted"])
 def test_tokens_and_memory(drafts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    pinned_sizes, register = list[int](), pinned._register
+
+    def noted(whole: torch.Tensor, *rest: Any) -> None:
+        pinned_sizes.append(whole.nbytes)
+        register(whole, *rest)
+
+    monkeypatch.setattr(pinned, "_register", noted)
     changes = AUTO | {"debug": False, "gpu_kv_budget": "1536KiB"}
     if drafts:
         changes["num_speculative_tokens"] = "auto"
     with cuda_engine(torch.float32, drafts=drafts, **changes) as engine:
         before: Any = engine.generate([LONG], max_new_tokens=40)
+        pinned_sizes.clear()
         found = engine.tune(context=512, batch=1, most_trials=5)
         assert found.best is not None
+        assert pinned_sizes  # once, and again for longer extents; not for each trial
+        assert len(pinned_sizes) == 1 or pinned_sizes == sorted(set(pinned_sizes))
         assert all(trial.tokens_per_second for trial in found.trials), found
         after: Any = engine.generate([LONG], max_new_tokens=40)
         assert torch.equal(before, after)

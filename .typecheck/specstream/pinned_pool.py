@@ -1,0 +1,1 @@
+../../specstream/pinned_pool.py
