@@ -36,8 +36,8 @@ def test_tokens_and_memory(drafts: bool, tmp_path: Path, monkeypatch: pytest.Mon
         pinned_sizes.clear()
         found = engine.tune(context=512, batch=1, most_trials=5)
         assert found.best is not None
-        assert pinned_sizes  # once, and again for longer extents; not for each trial
-        assert len(pinned_sizes) == 1 or pinned_sizes == sorted(set(pinned_sizes))
+        # For one trial, perhaps for one with longer extents, and for the engine that goes on.
+        assert 2 <= len(pinned_sizes) <= len(found.trials)
         assert all(trial.tokens_per_second for trial in found.trials), found
         after: Any = engine.generate([LONG], max_new_tokens=40)
         assert torch.equal(before, after)
