@@ -7,8 +7,11 @@ import shutil
 from pathlib import Path
 
 import pytest
+from torch import nn
 
-from specstream import cli
+from specstream import api, cli
+from specstream.compiler import compile_model
+from specstream.graph import PartitionedModel
 from specstream.models.tiny import DRAFT, TARGET, TEXT
 from specstream.trial import Stopwatch
 from specstream.tuned_settings import TunedSettings
@@ -25,6 +28,26 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("specstream.tuning.give_memory_back", lambda: None)  # which takes longer than such a trial
 
 
+@pytest.fixture(scope="module")
+def kept() -> dict[tuple[str, int | None], PartitionedModel]:
+    """What was captured of the preset, by role and length."""
+    return {}
+
+
+@pytest.fixture
+def pair_captured_once(kept: dict[tuple[str, int | None], PartitionedModel], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its random weights are always the same, and capturing takes longer than what is tried with it."""
+
+    def of(model: nn.Module, name: str, max_model_len: int | None, role: str) -> PartitionedModel:
+        known = role, max_model_len
+        if known not in kept:
+            kept[known] = compile_model(model, name, max_model_len, role)
+        return kept[known]
+
+    monkeypatch.setattr(api, "compile_model", of)
+
+
+@pytest.mark.usefixtures("pair_captured_once")
 def test_a_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
     assert cli.main(FEW) == 0
@@ -68,6 +91,7 @@ def test_texts_that_cannot_be_had(
     assert text in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("pair_captured_once")
 def test_figures_and_trials(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     few = FEW[: FEW.index("--num-speculative-tokens")]
     assert cli.main([*few, "--json", "-", "--trace", str(tmp_path / "log")]) == 0
@@ -81,6 +105,7 @@ def test_figures_and_trials(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert len(list(folder.glob("trial-*/events*"))) == len(figures["trials"])
 
 
+@pytest.mark.usefixtures("pair_captured_once")
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
@@ -102,6 +127,7 @@ def test_what_cannot_be_done_is_refused(arguments: list[str], text: str, capsys:
     assert text in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("pair_captured_once")
 @pytest.mark.parametrize("trials", [0, 1])
 def test_an_interrupt_ends_it_with_what_was_measured(
     trials: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
