@@ -146,7 +146,7 @@ class HostStore:
         with torch.inference_mode(False):  # other threads write to it, in no such mode
             if self.pinned_for is None:
                 return torch.empty(self._shape, dtype=self.layout.dtype, device=self.device)
-            kept = None if self.pool is None or self._pinning is not None else self.pool.take(self._extent_bytes)
+            kept = None if self.pool is None else self.pool.take(self._extent_bytes)
             if kept is not None:
                 return kept.view(self.layout.dtype).view(self._shape)
             self.prepare()
@@ -179,7 +179,7 @@ class HostStore:
                 extent.blocks.fill_(float("nan"))
 
     def close(self) -> None:
-        if self.pool is not None:
+        if self.pool is not None and self.pinned_for is not None:
             for extent in self.extents:
                 self.pool.keep(extent.blocks)
         self.extents.clear()

@@ -114,8 +114,9 @@ class Stopwatch:
         """
         depth = 0 if self.draft is None else settings.num_speculative_tokens
         self.acceptance = None
-        models, options = (self.target, self.draft), settings.given_to(self.options)
-        with closing(Engine(make_parts(options, *models, streams=self.streams, pool=self.pool))) as engine:
+        options = settings.given_to(self.options)
+        parts = make_parts(options, self.target, self.draft, streams=self.streams, pool=self.pool)
+        with closing(Engine(parts)) as engine:
             self._start(engine, depth)
             blocks = list[list[TrialRound]]()
             for _ in range(BLOCKS):

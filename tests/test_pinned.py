@@ -182,6 +182,14 @@ def test_pinned_memory_that_is_too_small_does_not_pile_up(driver: Driver) -> Non
     assert list(driver.registered.values()) == [4 * LAYOUT.chunk_bytes] * 2
 
 
+def test_memory_that_is_not_pinned_is_released() -> None:
+    pool = PinnedPool()
+    host = HostStore(LAYOUT, 4 * LAYOUT.chunk_bytes, 4, pool=pool)
+    assert host.reserve(4) is not None
+    host.close()
+    assert pool.total_bytes == 0
+
+
 def test_the_smallest_piece_that_suffices_is_taken() -> None:
     pool = PinnedPool()
     for size in (30, 10, 20):
