@@ -77,20 +77,24 @@ def check_output(given: argparse.Namespace) -> None:
     name = getattr(given, "json", None)
     if not isinstance(name, str) or name == "-":
         return
-    if os.path.isdir(name) or not os.path.isdir(os.path.dirname(name) or "."):
-        raise UsageError(f"--json {name}: it has to be a file in a folder that is there, or - for stdout")
+    if not _can_be_file(name):
+        raise UsageError(f"--json {name}: it has to be a file in a folder that can be written to, or - for stdout")
 
 
 def check_picture(name: str | None) -> None:
     """As `check_output`, of --png."""
     if name is None:
         return
-    folder, there = os.path.dirname(name) or ".", os.path.lexists(name)
-    writable = os.path.isdir(folder) and os.access(name if there else folder, os.W_OK)
-    if os.path.isdir(name) or not writable or os.path.splitext(name)[1].lower() != ".png":
+    if not _can_be_file(name) or os.path.splitext(name)[1].lower() != ".png":
         raise UsageError(f"--png {name}: it has to be a file that ends in .png, in a folder that can be written to")
     if importlib.util.find_spec("matplotlib") is None:
         raise MissingExtra("pictures of rounds", "matplotlib", "tensorboard")
+
+
+def _can_be_file(name: str) -> bool:
+    """Whether a file of that name is there and can be written to, or can be made."""
+    folder, there = os.path.dirname(name) or ".", os.path.lexists(name)
+    return os.path.isdir(folder) and not os.path.isdir(name) and os.access(name if there else folder, os.W_OK)
 
 
 def check_trace(folder: str | None) -> None:

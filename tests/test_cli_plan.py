@@ -131,6 +131,21 @@ def test_what_cannot_be_parsed(arguments: list[str], capsys: pytest.CaptureFixtu
     assert arguments[0] in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("there", [False, True])
+def test_figures_that_cannot_be_written_are_refused_before_they_are_computed(
+    there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "figures.json"
+    if there:
+        file.touch()
+    locked = file if there else tmp_path
+    monkeypatch.setattr("os.access", lambda path, mode: Path(path) != locked)
+    assert cli.main([*STREAMS, "--json", str(file)]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert "it has to be a file in a folder that can be written to, or - for stdout" in shown.err
+
+
 @pytest.mark.parametrize("name", ["no/round.png", "round.jpg", "round", ".", "", "file/round.png", "folder.png"])
 def test_a_picture_that_cannot_be_written_is_refused_before_anything_is_planned(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
